@@ -154,7 +154,7 @@ def test_the_page_of_a_package_lets_its_reader_choose_a_part(llama: tuple[Path, 
         assert window.texts("#part option") == ["prefill", "decode"]
         before = window.run("return root.total.macs")
         window.type("#part", "decode")
-        assert window.texts("h1")[0].endswith(": decode")
+        assert window.texts("h1")[0].endswith(": decode (one token)")
         assert before != window.run("return root.total.macs") == int(cost_parts(llama[1])["decode"].whole["macs"])
         window.click('#tree [data-address="model"]')
         assert window.texts("#chosen") == ["model"]

@@ -21,13 +21,16 @@ import modelexport
 from commands import run
 from decoders import SMALL
 from exports import Shared
+from modelexport.cli.show_package import format_generation
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
+from modelexport.packages.changed_packages import quantize_package
 from modelexport.packages.genai_config import make_genai_config
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.greedy_reference import first_difference, generate_greedily
 from modelexport.packages.prompts import example_prompts
+from modelexport.packages.verify_by_generation import GenerationReport, verify_parameters_of_parts
 from modelexport.pytorch.inputs.other_sizes import resized
 from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
 from modelexport.pytorch.loading import load_model
@@ -470,6 +473,19 @@ def test_other_weights_go_into_the_one_file(llama: tuple[Path, Path], tmp_path: 
     assert report.agrees
     unchanged = load_model(str(llama[0])).model
     assert modelexport.verify_generation(unchanged, llama[1], example_prompts(model, None)[:1], new_tokens=4).agrees
+
+
+def test_quantized_parameters_of_a_package_are_not_called_equal(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    quantize_package(llama[1], tmp_path / "int4", to="int4")
+    whole, narrow = (
+        verify_parameters_of_parts(load_model(str(llama[0])).model, read_package(folder))
+        for folder in (llama[1], tmp_path / "int4")
+    )
+    assert (whole.used, whole.untraced) == (narrow.used, []) and narrow.agrees
+    assert "decode: model.layers.0.mlp.up_proj.weight" in narrow.untraced
+    summary = format_generation(GenerationReport(runs=[], parameters=narrow)).splitlines()[-1]
+    compared, untraced = narrow.used - len(narrow.untraced), len(narrow.untraced)
+    assert f"; {compared} parameters equal to the model's; {untraced} parameters not compared: a tool" in summary
 
 
 def test_the_files_that_retag_lists_are_there(llama: tuple[Path, Path], tmp_path: Path) -> None:

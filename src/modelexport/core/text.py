@@ -68,6 +68,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def percent_text(share: float) -> str:
+    """``1.25 %``, or ``1.3e-06`` for a share that is hardly any."""
+    return f"{100 * share:.3g} %" if share >= 1e-5 or not share else f"{share:.1e}"
+
+
 def indent(depth: int, text: str) -> str:
     return "  " * depth + text
 

@@ -19,10 +19,9 @@ from modelexport.devices.judged_pieces import BOUND
 from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable, check_written_by_us
 from modelexport.files.path_or_model import Source
-from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.measure.inputs_and_example_sizes import make_feeds
+from modelexport.precision.quantize import check_quantized_writable
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.part_process import LIMIT
 from modelexport.tagged.file import read_tagged
@@ -62,8 +61,7 @@ def verify_device(
         raise UsageError(f"{limit:g} is not a limit: give seconds")
     on, tagged = find_device(device), read_tagged(file)
     if fix is not None:
-        check_writable(fix, [tagged.path])
-        check_written_by_us(fix.with_suffix(RECIPE_SUFFIX))
+        check_quantized_writable(fix, tagged.path)
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
     with PartRuns(on, limit=limit, keep=keep) as runs:

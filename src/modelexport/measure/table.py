@@ -64,6 +64,8 @@ class Table:
     direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
     """Column to figures that belong to calls directly, not through nodes."""
     name: str = "model"
+    part: str = ""
+    """Of a package: the part, and in parentheses its use if it is measured in several."""
     notes: tuple[str, ...] = ()
     """What the figures do not include, and other notes for the reader."""
 

@@ -36,7 +36,13 @@ from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.calibration_data import RunInputs, given_runs
-from modelexport.precision.quantize import QuantizeResult, quantize, quantized, result_of
+from modelexport.precision.quantize import (
+    QuantizeResult,
+    check_quantized_writable,
+    quantize,
+    quantized,
+    result_of,
+)
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.runtime.checked_writing import checked_and_written
@@ -370,7 +376,10 @@ def quantize_within(
     """
     path = as_path(file)
     graph = graph_of(path)
-    check_written_by_us(Path(output) / RECIPE if path.is_dir() else Path(output).with_suffix(keys.RECIPE_SUFFIX))
+    if path.is_dir():
+        check_written_by_us(Path(output) / RECIPE)
+    else:
+        check_quantized_writable(Path(output), path)
     feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
         graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,

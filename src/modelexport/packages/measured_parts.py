@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from modelexport.measure.costs import CostTable, cost, read_one
 from modelexport.measure.fitted_inputs import check_names
 from modelexport.measure.inputs_and_example_sizes import random_feeds, read_feeds, sizes_of_other
 from modelexport.measure.profiles import ModuleProfile, profile
+from modelexport.measure.table import Table
 from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import Level, open_session, run_session
@@ -33,6 +34,7 @@ _PROMPT = 32
 _IDS = 4096
 """How many tokens are embedded at once."""
 
+AnyTable = TypeVar("AnyTable", bound=Table)
 PartFeeds = dict[str, tuple[dict[str, Any], str]]
 """Name of a use of a part to its inputs, and where they come from."""
 
@@ -159,6 +161,12 @@ class PartUse:
     tagged: TaggedFile
     sizes: Mapping[str, int]
     """Of its dynamic axes: those given, and those that follow from the use."""
+    part: str
+    """The name of the part, and in parentheses what it runs if it has two uses."""
+
+    def named(self, table: AnyTable, folder: Path) -> AnyTable:
+        """A table with the name of the package and of the part."""
+        return replace(table, name=f"{folder.resolve().name}: {self.part}", part=self.part)
 
 
 def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
@@ -174,9 +182,7 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str
     path = as_path(path)
     if not path.is_dir():
         return {"": cost(path, sizes)}
-    folder = path.resolve().name
-    uses = uses_of(path, sizes or {}).items()
-    return {name: replace(cost(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
+    return {name: use.named(cost(use.tagged, use.sizes), path) for name, use in uses_of(path, sizes or {}).items()}
 
 
 def profile_parts(
@@ -222,7 +228,7 @@ def profile_parts(
     profiles = {}
     for name, (feeds, source) in feeds_of_parts.items():
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
-        profiles[name] = replace(measured, table=replace(measured.table, name=f"{path.resolve().name}: {name}"))
+        profiles[name] = replace(measured, table=uses[name].named(measured.table, path))
     return profiles
 
 
@@ -277,7 +283,7 @@ def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
             has = f"they have {', '.join(dict.fromkeys(known))}" if known else "all of their sizes are fixed"
             raise UsageError(f"the parts of {path} have no dynamic axis '{name}'{nearest(name, known)}; {has}")
     uses = {
-        name: PartUse(tagged, {symbol: size for symbol, size in sizes.items() if symbol in symbols[name]})
+        name: PartUse(tagged, {symbol: size for symbol, size in sizes.items() if symbol in symbols[name]}, name)
         for name, tagged in files.items()
     }
     if DECODE not in uses:
@@ -285,7 +291,8 @@ def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
     step = uses.pop(DECODE)
     past = [symbol for symbol in (PAST_SEQUENCE,) if symbol in symbols[DECODE]]
     if PREFILL not in uses:
-        uses[PREFILL] = replace(step, sizes={**step.sizes, **dict.fromkeys(past, 0)})
+        uses[PREFILL] = replace(step, sizes={**step.sizes, **dict.fromkeys(past, 0)}, part=f"{DECODE} ({PREFILL})")
+        step = replace(step, part=f"{DECODE} (one token)")
     before = dict.fromkeys(past, sizes[SEQUENCE]) if SEQUENCE in sizes else {}
     now = {SEQUENCE: 1} if SEQUENCE in symbols[DECODE] else {}
     uses[DECODE] = replace(step, sizes={**before, **step.sizes, **now})

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.text import plural
+from modelexport.core.text import percent_text, plural
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.placement_table import placement_table
 from modelexport.files.atomic_writing import check_writable
@@ -167,17 +167,18 @@ def _facts(tagged: TaggedFile) -> Section:
 def _losses(against: Path, report: AgainstReport) -> Section:
     lines = [
         ("file", against.name),
-        (f"first module that is off by more than {report.bound:.3g}", report.first_beyond or "none"),
+        (f"first module that is off by more than {percent_text(report.bound)}", report.first_beyond or "none"),
     ]
     for loss in report.outputs:
-        norm = f"off by {loss.norm:.2%} of its norm" if loss.norm is not None else ""
+        norm = f"off by {percent_text(loss.norm)} of its norm" if loss.norm is not None else ""
         cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
-        lines.append((loss.difference.name, ", ".join(filter(None, [loss.difference.status, norm, cosine]))))
+        lines.append((loss.difference.name, ", ".join(filter(None, [report.verdict_on(loss), norm, cosine]))))
     lines += [
-        (call.address or ".", f"off by {weight_of(call.per_module):.2%} of its norm by itself")
+        (call.address or ".", f"off by {percent_text(weight_of(call.per_module))} of its norm by itself")
         for call in report.listed[:_LISTED]
     ]
-    return "Against another file", lines
+    verdict = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}[report.verdict]
+    return f"Against another file: {verdict}", lines
 
 
 def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from modelexport.tagged.package import Package, read_package
 from modelexport.traces.array_differences import compare_arrays
 from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.verify.verify import verify
+from modelexport.verify.verify_report import ParameterReport
 
 _NEW_TOKENS = 4
 
@@ -63,8 +64,8 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """Generation by a package and by the model it was exported from."""
 
     runs: list[GenerationRun]
-    parameters_wrong: list[str]
-    """Initializers of any part whose bytes differ from the model's."""
+    parameters: ParameterReport
+    """Of all parts: the names come after that of their part, and what several parts have counts in each."""
 
     def _table(self) -> Rows:
         yield "run", "steps", "largest difference", "reason"
@@ -73,7 +74,7 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def agrees(self) -> bool:
         """Whether there are runs, and every one of them and every parameter agrees."""
-        return not self.parameters_wrong and bool(self.runs) and all(run.agrees for run in self.runs)
+        return self.parameters.agrees and bool(self.runs) and all(run.agrees for run in self.runs)
 
 
 def verify_generation(
@@ -106,7 +107,7 @@ def verify_generation(
         _compare(model, package, generator, name, batch, new_tokens, provider)
         for name, batch in counted([*batches.items()])
     ]
-    return GenerationReport(runs=runs, parameters_wrong=wrong_parameters(model, package))
+    return GenerationReport(runs=runs, parameters=verify_parameters_of_parts(model, package))
 
 
 def _compare(
@@ -174,12 +175,20 @@ def first_wrong_module(model: nn.Module, inputs: Mapping[str, Any], file: Path, 
     return None if diverging is None else diverging.address or "."
 
 
-def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
-    """The initializers of all parts that are missing or differ from the model's entries, after the name of the part."""
+def verify_parameters_of_parts(model: nn.Module, package: Package) -> ParameterReport:
+    """The comparison of the parameters of all parts with the model's ``state_dict``, bit for bit."""
     reports = {name: verify_parameters(model, file) for name, file in package.files.items()}
-    return [
-        f"{name}: {entry}" for name, report in reports.items() for entry in (*report.unaccounted, *report.differing)
-    ]
+
+    def named(names_of: Callable[[ParameterReport], list[str]]) -> list[str]:
+        return [f"{part}: {name}" for part, report in reports.items() for name in names_of(report)]
+
+    return ParameterReport(
+        used=sum(report.used for report in reports.values()),
+        transformed=sum(report.transformed for report in reports.values()),
+        unaccounted=named(lambda report: report.unaccounted),
+        differing=named(lambda report: report.differing),
+        untraced=named(lambda report: report.untraced),
+    )
 
 
 def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, user_inputs: Mapping[str, Any] | None) -> str:

@@ -16,7 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module
 from modelexport.packages.diffusion.diffusion_parts import DiffusionPart, diffusion_parts
 from modelexport.packages.diffusion.observed_calls import Entry, leaves, observe_example, run_pipeline
-from modelexport.packages.verify_by_generation import first_wrong_module, wrong_parameters
+from modelexport.packages.verify_by_generation import first_wrong_module, verify_parameters_of_parts
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.devices import CPU
@@ -31,6 +31,7 @@ from modelexport.traces.array_differences import (
     worst,
 )
 from modelexport.traces.tolerances import PIPELINE_RESULT
+from modelexport.verify.verify_report import ParameterReport
 
 
 class PartCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +57,8 @@ class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     calls: list[PartCall]
     results: list[Difference]
     """The images, or what else the pipeline returns."""
-    parameters_wrong: list[str]
-    """Initializers of any part whose bytes differ from the model's."""
+    parameters: ParameterReport
+    """Of all parts: the names come after that of their part, and what several parts have counts in each."""
     in_pytorch: list[str] = []
     """The parts that the package leaves out, which ran in PyTorch."""
 
@@ -69,7 +70,7 @@ class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def agrees(self) -> bool:
         """Whether there are calls, and every one of them, every result and every parameter agrees."""
         statuses = [*(call.status for call in self.calls), *(result.status for result in self.results)]
-        return bool(self.calls) and all(status == "agree" for status in statuses) and not self.parameters_wrong
+        return bool(self.calls) and all(status == "agree" for status in statuses) and self.parameters.agrees
 
 
 def verify_pipeline(
@@ -152,7 +153,7 @@ def verify_pipeline(
         calls=calls,
         # Each step adds its rounding, so that more is allowed than for one call.
         results=[compare_arrays(name, right, outputs, allowed=PIPELINE_RESULT) for (name, right), outputs in pairs],
-        parameters_wrong=wrong_parameters(modules, package),
+        parameters=verify_parameters_of_parts(modules, package),
         in_pytorch=[name for name in names if name not in package.files],
     )
 

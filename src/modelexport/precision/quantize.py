@@ -110,8 +110,7 @@ def quantize(
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
     path, output = as_path(file), Path(output)
-    check_writable(output, [path])
-    check_written_by_us(output.with_suffix(RECIPE_SUFFIX))
+    check_quantized_writable(output, path)
     rules = chosen_recipe(to, keep, only, recipe)
     tagged = read_tagged(path)
     feeds = given_runs(tagged, data, processor) if data else None
@@ -125,6 +124,16 @@ def quantize(
         inputs=feeds[0] if feeds else None,
     )
     return result_of(report, result)
+
+
+def check_quantized_writable(output: Path, file: Path) -> None:
+    """Fail before the work when a file that is quantized, or the recipe beside it, cannot be written.
+
+    Raises:
+        OutputError: As :func:`check_writable` and :func:`check_written_by_us` raise it.
+    """
+    check_writable(output, [file])
+    check_written_by_us(output.with_suffix(RECIPE_SUFFIX))
 
 
 def result_of(report: RetagReport, result: Quantized) -> QuantizeResult:

@@ -82,12 +82,19 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
-        if self.judged:
-            judged = (loss for loss in self.outputs if loss.difference.name in self.judged)
-            within = [weight_of(loss) <= self.bound for loss in judged if loss.difference.status != "not compared"]
-            return "not compared" if not within else "agree" if all(within) else "differ"
-        statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
+        statuses: set[str | None] = {self.verdict_on(loss) for loss in self.outputs}
+        if not self.judged:
+            statuses |= {call.status for call in self.calls}
         return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
+
+    def verdict_on(self, output: Loss) -> Verdict | None:
+        """Whether an output agrees, within the bound if it is judged by one; ``None`` if only others are judged."""
+        status = output.difference.status
+        if not self.judged or status == "not compared":
+            return status
+        if output.difference.name not in self.judged:
+            return None
+        return "agree" if weight_of(output) <= self.bound else "differ"
 
     @property
     def ranked(self) -> list[CallLoss]:

@@ -235,7 +235,8 @@ def show(
             listed = {name: tables[name].sorted(rows, shown.sort) for name, rows in listed.items()}
         print(show_table.format_csv({name: (tables[name], rows) for name, rows in listed.items()}), end="")
     else:
-        print(format_headings({name: _fitted(tables[name], main, only, shown) for name, only in chosen.items()}))
+        texts = {tables[name].part: _fitted(tables[name], main, only, shown) for name, only in chosen.items()}
+        print(format_headings(texts))
 
 
 def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> str:

@@ -1,4 +1,4 @@
-"""Arguments from the user: a JSON object of types and shapes, or of values."""
+"""Arguments from the user: arrays in a file, or a JSON object of types and shapes, or of values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from modelexport.core.limits import MOST_ELEMENTS
 from modelexport.core.text import reason_of
-from modelexport.errors import InputsError
+from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import read_json
+from modelexport.measure.inputs_and_example_sizes import read_feeds
 from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
 
@@ -26,7 +28,7 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
         InputsError: It cannot be read, names an argument that does not exist, or describes one wrongly.
     """
     if isinstance(spec, str | Path):
-        spec = read_json(Path(spec), InputsError, f"write {_EXAMPLE}")
+        spec = _read_file(Path(spec))
     if not isinstance(spec, Mapping | None):
         raise InputsError(f"the inputs are a {type(spec).__name__}, not a JSON object: write {_EXAMPLE}")
     inputs: Inputs = {}
@@ -40,8 +42,20 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
     return inputs
 
 
+def _read_file(path: Path) -> Mapping[str, Any]:
+    """The arrays in a file, or the object in one of JSON."""
+    if path.suffix not in (".npz", ".safetensors"):
+        return read_json(path, InputsError, f"write {_EXAMPLE}, or give arrays (.npz, .safetensors)")
+    try:
+        return read_feeds(path, seed=0)
+    except FileFormatError as error:
+        raise InputsError(str(error)) from error
+
+
 def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
     """One argument of the spec. Raises ValueError, or an exception of torch, if the entry is wrong."""
+    if isinstance(entry, np.ndarray):
+        return torch.as_tensor(entry, device=maker.device)
     if not isinstance(entry, Mapping) or not (entry.keys() <= {"dtype", "shape", "range"} or "value" in entry):
         raise ValueError(f"this is neither a shape nor a value; write {_EXAMPLE}")
     dtype = getattr(torch, str(entry["dtype"]), None) if "dtype" in entry else None

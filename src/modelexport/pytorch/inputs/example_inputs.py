@@ -32,7 +32,7 @@ def example_inputs(
         model: The module, or its name as on the command line: a directory, ``package.module:factory``.
         spec: Replaces or adds to the generated inputs: a dict, or the path of a JSON file with name ->
             ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}`` (100 is excluded), ``{"value": [[1, 2]]}``, or
-            ``null`` to leave an argument out.
+            ``null`` to leave an argument out; or the path of arrays by name (``.npz``, ``.safetensors``).
         directory: The folder of the model's tokenizer or ``preprocessor_config.json``.
         seed: The seed of the values and of random weights.
         batch: The first dimension; 1 if the model accepts no other.
