@@ -18,6 +18,7 @@ import modelexport
 from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
+from modelexport.surgery.extraction import extract
 from modelexport.verify.model_and_file import Sides, open_for
 
 
@@ -103,6 +104,18 @@ def test_a_sound_file_agrees_in_every_call_though_norms_are_folded_and_names_are
             "", "blocks.0", "blocks.0.norm", "blocks.0.fc", "blocks.1", "blocks.1.norm", "blocks.1.fc", "head",
         }  # fmt: skip
         assert "found by value" in report.notes[0]
+
+
+def test_a_part_that_was_cut_out_is_found_by_value_too(file: Path, tmp_path: Path) -> None:
+    extract(file, "blocks.1", tmp_path / "cut.onnx")
+    report = modelexport.verify(net(), INPUTS, tmp_path / "cut.onnx")
+    assert report.agrees, report
+    assert {key.split(".")[1] for key in report.parameters.untraced} == {"1"}
+    proto = onnx.load(tmp_path / "cut.onnx")
+    tensor = next(each for each in proto.graph.initializer if len(each.dims) == 2)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.01, tensor.name))
+    onnx.save(proto, tmp_path / "cut.onnx")
+    assert differing(modelexport.verify(net(), INPUTS, tmp_path / "cut.onnx")) == ["blocks.1.fc"]
 
 
 @pytest.mark.parametrize("wrong", ["weight", "operator"])

@@ -235,7 +235,7 @@ def _carry_over(source: ir.Model, model: ir.Model) -> None:
     """Let a changed model have what the tagged one says of itself, as far as it still holds."""
     others = {key: text for key, text in properties_of(source).items() if not key.startswith(_OURS)}
     put_texts(model, others | properties_of(model))
-    for key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM, keys.VALID_IF):
+    for key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM, keys.VALID_IF, keys.ADOPTED):
         record(model, key, recorded(source, key))
 
 

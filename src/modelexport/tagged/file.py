@@ -56,6 +56,8 @@ class TaggedFile:
     """The encoding of the tags in the file."""
     found_calls: FoundCalls | None = None
     """How the calls were found, if the file has no tags."""
+    by_value: bool = False
+    """Whether its calls and parameters are those of a model, found by the values that both compute."""
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -36,7 +36,9 @@ from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.verify.matched_values import Matches
 
 
-def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]], read: Callable[[str], Any]) -> None:
+def find_parameters(
+    model: ir.Model, entries: Mapping[str, tuple[str, list[int]]], read: Callable[[str], Any], *, within: str = ""
+) -> None:
     """Record which entry of the model each initializer is, in place: one of equal elements, best that of its name.
 
     A weight may be transposed. An entry that no initializer is was folded into another value, or is wrong in the file,
@@ -45,6 +47,7 @@ def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]
     Args:
         entries: Key to element type and shape.
         read: Reads an entry.
+        within: The path of the module that the file is, if it was cut out of the model's.
     """
     held = [value for value in initializers(model) if value.const_value is not None]
     for value in held:
@@ -63,8 +66,9 @@ def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]
     for value, plan in plans.items():
         record_plan(value, plan)
     used = {key for plan in plans.values() for key in plan.keys}
-    record_state_dict(model, {key: StateDictEntry(dtype, shape, True) for key, (dtype, shape) in entries.items()})
-    record_lost(model, [key for key in entries if key not in used])
+    expected = used | {key for key in entries if f".{key}".startswith(f".{within}." if within else ".")}
+    record_state_dict(model, {key: StateDictEntry(*entry, key in expected) for key, entry in entries.items()})
+    record_lost(model, [key for key in entries if key in expected - used])
 
 
 def _content(array: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,8 +13,11 @@ from torch import nn
 
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.path_or_model import Source
+from modelexport.format.keys import ADOPTED
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import nested_graphs, required_inputs
+from modelexport.graph.parameter_plans import state_dict_of
+from modelexport.graph.properties import recorded
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, as_stored, tensors_in
@@ -43,6 +46,9 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
 
+    The parameters of another exporter's file are found by value, also in what a command made of one, if their names
+    are not the model's.
+
     Raises:
         FileFormatError: It is not an ONNX file, or its weights files have changed.
         UsageError: It has tags, and is not a file of this model, or it is a stage of one.
@@ -51,12 +57,16 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
     refuse_stage(tagged.path, "the file that was split")
     tensors = entries_of(model)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}
-    if tagged.found_calls is None:
+    by_value = tagged.found_calls is not None
+    if recorded(tagged.model, ADOPTED):
+        by_value = entries != {key: (entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
+    if not by_value:
         check_same_entries(entries, tagged.model, tagged.path)
     check_weights_files(tagged.model)
-    if tagged.found_calls is not None:
-        find_parameters(tagged.model, entries, lambda key: as_array(as_stored(tensors[key])))
-    return tagged
+    if by_value:
+        within = tagged.top.path
+        find_parameters(tagged.model, entries, lambda key: as_array(as_stored(tensors[key])), within=within)
+    return replace(tagged, by_value=by_value)
 
 
 @dataclass
@@ -107,7 +117,7 @@ class Sides:
         key = _key_of_trace(inputs, changed, wide)
         if key not in self.kept:
             paths = {path for path, _ in self.model.named_modules()}
-            called = {traced.call.path for traced in self.tagged.calls} if self.tagged.found_calls is None else paths
+            called = {traced.call.path for traced in self.tagged.calls} if not self.tagged.by_value else paths
             self.kept[key] = trace_model(
                 self.model,
                 inputs,

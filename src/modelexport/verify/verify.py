@@ -92,7 +92,7 @@ def verify(
         arguments = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
         sides = Sides.of(model, inputs, tagged, weights, kept)
-        if tagged.found_calls is not None:
+        if tagged.by_value:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
             sides.notes.append("the calls of the file and its parameters were found by value")
         changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
@@ -105,7 +105,7 @@ def verify(
                 check_inputs(model, inputs)  # if the model does not run with them, it says so
                 raise
         tell("verify: every call")
-        if tagged.found_calls is not None:
+        if tagged.by_value:
             sides.find_calls_by_value(inputs, changed)
             tagged = sides.tagged
         chosen = tagged.select(*modules).calls if modules else (tagged.top,)
@@ -119,14 +119,14 @@ def verify(
             tell("verify: other inputs")
             selects = known_sidecar is not None and bool(known_sidecar.settings.presumed)
             varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants), selects=selects)
-        if tagged.found_calls is not None:
+        if tagged.by_value:
             wrong = wrong_parameters(tagged.model, entries_of(model), compared.located.blamed)
             parameters = msgspec.structs.replace(parameters, differing=[*parameters.differing, *wrong])
         calls = verdicts_of(compared, chosen)
         if compared.agrees and varied.wrong is not None:
             calls = _with_others(calls, varied.wrong, chosen)
         claims = []
-        if tagged.found_calls is None:
+        if not tagged.by_value:
             claims = false_claims(
                 tagged, known_sidecar, compared.end_to_end, module_tree(model), entries=entries_of(model)
             )
