@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from torch import nn
 
 import modelexport
@@ -456,3 +457,30 @@ def test_whether_a_module_takes_a_tensor_is_told_whatever_it_raises(
     constructor: str, dtype: str, *, expected: bool
 ) -> None:
     assert runs(constructor, [CallTensor(name="x", dtype=dtype, shape=["batch", 3])]) is expected
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["names", "metadata of torch.onnx"])
+def test_folded_weights_of_other_exporters_are_parameters_of_their_modules(recorded: bool, tmp_path: Path) -> None:
+    name = "val_3" if recorded else "onnx::MatMul_9"
+    w, b, table = (np.random.default_rng(0).random(s, np.float32) for s in ((3, 4), 4, (2, 4)))
+    nodes = [
+        helper.make_node("MatMul", ["x", name], ["m"], name="/fc/MatMul"),
+        helper.make_node("Add", ["fc.bias", "m"], ["a"], name="/fc/Add"),
+        helper.make_node("Mul", ["a", "table"], ["y"], name="/Mul"),
+    ]
+    sides = [[helper.make_tensor_value_info(n, 1, [2, s])] for n, s in (("x", 3), ("y", 4))]
+    tensors = [numpy_helper.from_array(a, n) for a, n in ((w, name), (b, "fc.bias"), (table, "table"))]
+    described = [helper.make_tensor_value_info(t.name, 1, t.dims) for t in tensors]
+    for value, kind, persistent in ((described[1], "PARAMETER", "None"), (described[2], "BUFFER", "False")):
+        for key, text in (("kind", kind), ("persistent", persistent)):
+            value.metadata_props.add(key=f"pkg.torch.export.graph_signature.InputSpec.{key}", value=text)
+    graph = helper.make_graph(nodes, "g", *sides, tensors, value_info=described if recorded else [])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "m.onnx")
+    source = torch_source(tmp_path / "m.onnx")
+    model = source.model()
+    assert source.unnamed == ("fc.weight",)
+    assert "nn.Linear(3, 4)" in source.text
+    assert torch.equal(model.state_dict()["fc.weight"], torch.tensor(w.T))
+    assert {n for n, _ in model.named_parameters()} == {"fc.weight", "fc.bias"} | (set() if recorded else {"table"})
+    x = torch.rand(2, 3)
+    torch.testing.assert_close(model(x)["y"], (x @ torch.tensor(w) + torch.tensor(b)) * torch.tensor(table))

@@ -7,7 +7,7 @@ the code has the entry under its own name and shape. What cannot be computed bac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,8 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import listed_entries, parameter_plans
-from modelexport.graph.unique_names import free_name
 from modelexport.tagged.file import TaggedFile
+from modelexport.torch_source.entries_of_other_exporters import entries_of_other_exporter
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.packed.repacking import DOMAIN as PACKED
 from modelexport.weights.recorded_transforms import decode_tensor, run_steps
@@ -48,26 +48,20 @@ class Entries:
     """Constants that a call gets from its caller, as the positions that an embedding is asked for."""
     lost: list[str] = field(default_factory=list)
     """Entries that the graph uses in a form from which they cannot be computed."""
+    unnamed: list[str] = field(default_factory=list)
+    """Entries whose names are made up, because the file has none for them."""
 
 
 def entries_as_nodes(tagged: TaggedFile) -> Entries:
     """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries.
 
-    A file of another exporter does not say which initializers are entries: all of floating-point numbers are.
+    Those of a file of another exporter: :mod:`modelexport.torch_source.entries_of_other_exporters`.
     """
-    model, named = tagged.model, tagged.found_calls is None
-    plans = {
-        value: plan
-        for value, plan in parameter_plans(model).items()
-        if (tensor := value.const_value) is not None
-        and (named or (tensor.size > 1 and tensor.dtype.is_floating_point() and not _are_scales(value)))
-    }
-    kept = {key for plan in plans.values() for key in plan.keys}
-    entries = Entries({key: entry for key, entry in (listed_entries(model) or {}).items() if named or key in kept})
-    if not named:
-        names = _names_of_entries(kept, {call.path for call in tagged.calls.by_call})
-        plans = {value: ParameterPlan([names[plan.keys[0]]]) for value, plan in plans.items()}
-        entries.shapes = {names[key]: entry for key, entry in entries.shapes.items()}
+    model = tagged.model
+    plans = {value: plan for value, plan in parameter_plans(model).items() if value.const_value is not None}
+    entries = Entries(listed_entries(model) or {})
+    if tagged.found_calls is not None:
+        plans, entries.shapes, entries.unnamed = entries_of_other_exporter(tagged)
     stored: dict[str, Stored] = defaultdict(list)
     for value, plan in plans.items():
         for key in plan.inputs():
@@ -101,19 +95,6 @@ def entries_as_nodes(tagged: TaggedFile) -> Entries:
                     entries.values[by_key[key]] = key
             _insert_steps(value, plan, by_key, entries, tagged.calls, folded)
     return entries
-
-
-def _names_of_entries(keys: Collection[str], modules: Collection[str]) -> dict[str, str]:
-    """Names that entries can have in PyTorch: no part is empty, and none is also that of a module."""
-    names = {key: ".".join(part or "_" for part in key.split(".")) for key in keys}
-    parts = [name.split(".") for name in names.values()]
-    taken = {*modules, *(".".join(each[:end]) for each in parts for end in range(len(each)))}
-    return {key: free_name(names[key], taken) for key in sorted(names)}
-
-
-def _are_scales(value: ir.Value) -> bool:
-    """Whether numbers say how an image is resized."""
-    return any(use.node.op_type in ("Resize", "Upsample") and use.idx > 0 for use in value.uses())
 
 
 def _joined(key: str, stored: Mapping[str, Stored]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.format.documents import StateDictEntry
 from modelexport.tagged.encodings.functions_call_groups import Group
+from modelexport.tagged.found_calls.operator_classes import MARK
 from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.expressions import attribute, code, parsed
 
@@ -76,7 +77,7 @@ class ModuleNodes:
             aliases.update(dict.fromkeys(module.aliases, module.path))
         for traced in tagged.calls:
             node = self._node(traced.call.path)
-            node.class_name = node.class_name or tagged.class_of(traced.call)
+            node.class_name = node.class_name or tagged.class_of(traced.call).removesuffix(MARK)
             if traced.call in layout.groups:
                 node.calls.append(layout.groups[traced.call])
         for key, entry in entries.shapes.items():

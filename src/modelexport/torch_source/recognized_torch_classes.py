@@ -25,7 +25,11 @@ from modelexport.torch_source.expressions import code, is_plain, matches, parsed
 from modelexport.torch_source.forward_text import ForwardText
 from modelexport.torch_source.module_nodes import ModuleNode
 
-_LINEAR = ("x @ self.weight.T + self.bias", "Linear(w1, w0)"), ("x @ self.weight.T", "Linear(w1, w0, bias=False)")
+_LINEAR = (
+    ("x @ self.weight.T + self.bias", "Linear(w1, w0)"),
+    ("self.bias + x @ self.weight.T", "Linear(w1, w0)"),
+    ("x @ self.weight.T", "Linear(w1, w0, bias=False)"),
+)
 _ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Linear", _LINEAR), ("NonDynamicallyQuantizableLinear", _LINEAR),
     ("Embedding", (("self.weight[x]", "Embedding(w0, w1)"),)),

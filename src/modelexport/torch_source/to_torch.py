@@ -55,6 +55,8 @@ class TorchSource:
     lost: tuple[str, ...]
     """Entries that the file holds only in a form from which they cannot be computed; they are zeros in the model, which
     uses what the file holds."""
+    unnamed: tuple[str, ...] = ()
+    """Entries whose names are made up, because the file has none for them."""
 
     def model(self) -> nn.Module:
         """The model, in evaluation mode, with its weights."""
@@ -137,7 +139,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     texts = MergedClasses(classes.classes, classes.wanted, name, RESERVED_NAMES).texts.values()
     is_whole = all(classes.has(key) for key in tensors) and tensors.keys() == {*nodes.entries()}
     text = _file_text(tagged, classes, texts, name, _LOAD_ENTRIES if is_whole else _LOAD)
-    return TorchSource(text, name, tensors, layout.is_wide, tuple(entries.lost))
+    return TorchSource(text, name, tensors, layout.is_wide, tuple(entries.lost), tuple(entries.unnamed))
 
 
 def _returned(tagged: TaggedFile) -> set[str | None]:

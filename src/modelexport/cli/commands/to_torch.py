@@ -46,10 +46,16 @@ def to_torch(
             f"{len(source.lost)} entries of the state_dict cannot be computed from what the file holds, and are zeros "
             f"that nothing uses: {first_few(source.lost)}"
         )
+    if source.unnamed:
+        lines.append(
+            f"{plural(len(source.unnamed), 'weight')} without a name in the file became parameters: "
+            f"{first_few(source.unnamed)}"
+        )
     result = {
         "path": str(output),
         "class": source.class_name,
         "tensors": len(source.tensors),
         "lost": list(source.lost),
+        "unnamed": list(source.unnamed),
     }
     print_result(result, lambda: "\n".join(lines), as_json=as_json)

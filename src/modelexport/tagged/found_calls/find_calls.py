@@ -143,9 +143,15 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
 
 def _recorded_parameters(model: ir.Model) -> list[ir.Value]:
     """The initializers that ``torch.onnx`` recorded as parameters or as buffers in the ``state_dict``."""
-    recorded = []
-    for value in initializers(model):
-        kind, persistent = (text_of(value, f"{_SPECIFICATION}{key}") for key in ("kind", "persistent"))
-        if kind == "PARAMETER" or (kind == "BUFFER" and persistent != "False"):
-            recorded.append(value)
-    return recorded
+    return [value for value in initializers(model) if _recorded_kind(value) and not is_recorded_constant(value)]
+
+
+def is_recorded_constant(value: ir.Value) -> bool:
+    """Whether ``torch.onnx`` recorded an initializer as something that is not in the ``state_dict``."""
+    return _recorded_kind(value) not in (None, "PARAMETER", "BUFFER") or (
+        _recorded_kind(value) == "BUFFER" and text_of(value, f"{_SPECIFICATION}persistent") == "False"
+    )
+
+
+def _recorded_kind(value: ir.Value) -> str | None:
+    return text_of(value, f"{_SPECIFICATION}kind")
