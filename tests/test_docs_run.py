@@ -93,7 +93,7 @@ class Page:
     names: Callable[[], dict[str, Any]] = dict
     """What its Python has defined."""
     fails: Sequence[str] = ()
-    """Beginnings of commands that end with status 1, as the page says."""
+    """Beginnings of commands that fail, as the page says."""
     without: Sequence[str] = ()
     """Beginnings of commands and snippets that need more than is here."""
     same: bool = True
@@ -102,7 +102,7 @@ class Page:
 
 
 PAGES = [
-    Page("read", slow=False),
+    Page("read", fails=["nodes bert-tiny.onnx node_linear"], slow=False),
     Page("extract", without=["extract detector.onnx"], slow=False),
     Page("weights", [other_weights], bert_tiny, slow=False),
     Page("split", without=["options = "], slow=False, names=lambda: {"inputs": feeds()}),
@@ -243,9 +243,10 @@ def test_what_a_page_shows_runs_and_prints_what_it_shows(page: Page) -> None:
         if called.startswith(tuple(page.without) or ("-",)):
             continue
         done = run(*words)
-        assert done.returncode == called.startswith(tuple(page.fails) or ("-",)), f"{line}\n{done.stdout}{done.stderr}"
+        failed = bool(done.returncode)
+        assert failed == called.startswith(tuple(page.fails) or ("-",)), f"{line}\n{done.stdout}{done.stderr}"
         if words[0] != "profile":  # whose rows are in the order of the times
-            outputs[shown] = outputs.get(shown, "") + done.stdout
+            outputs[shown] = outputs.get(shown, "") + done.stdout + done.stderr * failed
     for shown, printed in outputs.items() if page.same else ():
         assert is_in(shown, printed), f"shown:\n{shown}\nprinted:\n{printed}"
 
