@@ -27,7 +27,7 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import lost_entries, parameter_plans, record_own_names, state_dict_of
-from modelexport.graph.properties import forget_values, format_version, is_tagged
+from modelexport.graph.properties import forget_values, format_version, is_tagged, text_of
 from modelexport.graph.unique_names import names_of_initializers
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.packed.known_formats import entry_name
@@ -184,7 +184,7 @@ def check_placed(path: Path, model: ir.Model, entries: Collection[str], weights:
     Such an entry may be computed into an initializer of another name, as a transposed weight is, which would stay old.
     """
     unplaced = _unlisted(weights, entries)
-    if unplaced and (not is_tagged(model) or keys.ADOPTED in model.metadata_props):
+    if unplaced and (not is_tagged(model) or text_of(model, keys.ADOPTED) is not None):
         raise WeightsError(
             f"{path} has no initializer with the name of {len(unplaced)} of the {len(weights.types)} entries "
             f"({first_few(unplaced, _LISTED)}), and does not record what they became: restore that with "
