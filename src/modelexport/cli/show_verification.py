@@ -80,7 +80,7 @@ def _summary(report: VerifyReport) -> str:
         summary += format_parameters(report.parameters)
         statuses = {o.status for o in report.outputs} | {o.status for o in report.others}
         if not report.parameters.agrees and statuses == {"agree"}:
-            summary.append("no output differs with the inputs that were tried")
+            summary.append("with the inputs that were tried, no output is off by more than the tolerance")
     return "; ".join(summary)
 
 
