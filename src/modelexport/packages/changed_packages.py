@@ -36,13 +36,7 @@ from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.calibration_data import RunInputs, given_runs
-from modelexport.precision.quantize import (
-    QuantizeResult,
-    check_quantized_writable,
-    quantize,
-    quantized,
-    result_of,
-)
+from modelexport.precision.quantize import QuantizeResult, check_quantized_writable, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.runtime.checked_writing import checked_and_written

@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.collected_messages import collected
-from modelexport.core.replaced_attributes import attribute_set
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.calls_in_branches import Bodies
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights, untouched
@@ -37,6 +36,7 @@ from modelexport.pytorch.nested_tensors import (
 )
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
+from modelexport.pytorch.runs.float64_numbers import as_float, as_narrow, by_element, exact, limits_of_float32
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
@@ -108,7 +108,7 @@ def in_float64(model: nn.Module, inputs: Inputs) -> Iterator[Inputs]:
     """
     recording = _Recording(model, inputs, {}, None, (), Index(), calls=False)
     recording.widen_weights()
-    with _limits_of_float32(), _Operations(recording, None, wide=True, operations=False):
+    with limits_of_float32(), _Operations(recording, None, wide=True, operations=False):
         yield tree_map(recording.widened, inputs)
 
 
@@ -160,7 +160,7 @@ class _Recording:
             for key, tensor in self.parameters.items():
                 entries[key].data = tensor
             if wide:
-                stack.enter_context(_limits_of_float32())
+                stack.enter_context(limits_of_float32())
                 if self.weights is None:
                     self.widen_weights()
                 self._own_memory.update(map(memory_of, self.model.parameters()))
@@ -306,12 +306,12 @@ class _Operations(OperationMode):
         run = _ONLY_NARROW.get(func, func)
         output = run(*self.inside(func, args), **kwargs)
         if self._wide and _is_of_integers(args, output):
-            output = run(*tree_map(_as_float, args), **kwargs)
+            output = run(*tree_map(as_float, args), **kwargs)
         elif self._wide and _makes_numbers(func, args, kwargs, output):
             output = run(*args, **{**kwargs, "dtype": torch.float64})
         elif self._wide and self._gives_bfloat16(func, args):
-            args = tree_map(_by_element if torch.Tag.pointwise in func.tags else _exact, args)
-            output = tree_map(_as_narrow, run(*args, **kwargs), output)
+            args = tree_map(by_element if torch.Tag.pointwise in func.tags else exact, args)
+            output = tree_map(as_narrow, run(*args, **kwargs), output)
         if self._wide:
             output = tree_map(self._recording.widened, output)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(output, float):
@@ -388,37 +388,3 @@ def _makes_numbers(func: Any, args: Any, kwargs: Any, output: Any) -> bool:
     if not narrow or _draws(func) or tensor_leaves(args) or kwargs.get("dtype") or not hasattr(func, "_schema"):
         return False
     return any(parameter.name == "dtype" for parameter in func._schema.arguments)
-
-
-def _as_float(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) else value
-
-
-def _exact(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 else value
-
-
-def _by_element(value: Any) -> Any:
-    """As an operation by elements takes a tensor beside one of bfloat16: integers are converted to that type."""
-    integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype is not torch.bool
-    return _exact(value.bfloat16() if integers else value)
-
-
-def _as_narrow(value: Any, like: Any) -> Any:
-    """A result in float64, rounded if PyTorch rounds it to bfloat16."""
-    return value.bfloat16() if isinstance(like, torch.Tensor) and like.dtype is torch.bfloat16 else value
-
-
-@contextlib.contextmanager
-def _limits_of_float32() -> Iterator[None]:
-    """Inside, models and operators that ask for the limits of float64 get those of float32, as in their file."""
-    real, norm = torch.finfo, torch.rms_norm
-
-    def finfo(dtype: torch.dtype | None = None) -> torch.finfo:
-        return real(torch.float32 if dtype in (None, torch.float64) else dtype)
-
-    def rms_norm(x: Any, sizes: Any, weight: Any = None, eps: float | None = None) -> Any:
-        return norm(x, sizes, weight, real(torch.float32).eps if eps is None else eps)
-
-    with attribute_set(torch, "finfo", finfo), attribute_set(torch, "rms_norm", rms_norm):
-        yield
