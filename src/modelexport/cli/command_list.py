@@ -20,53 +20,37 @@ class Listed(NamedTuple):
 
 COMMANDS = {
     "export": Listed("export", "export:export", "export a model to a file, or to a folder of parts", True),
-    "hierarchy": Listed(
-        "export", "hierarchy_inputs_internals:hierarchy", "show a model's module tree without exporting it", True
-    ),
-    "inputs": Listed("export", "hierarchy_inputs_internals:inputs", "show or save the example inputs of a model", True),
-    "internals": Listed(
-        "export", "hierarchy_inputs_internals:internals", "show what PyTorch's exporters record about modules", True
-    ),
+    "hierarchy": Listed("export", "hierarchy:hierarchy", "show a model's module tree without exporting it", True),
+    "inputs": Listed("export", "inputs:inputs", "show or save the example inputs of a model", True),
+    "internals": Listed("export", "internals:internals", "show what PyTorch's exporters record about modules", True),
     "example": Listed("look", "example:example", "write a small file to try commands with"),
-    "documents": Listed("look", "tree_nodes_compare:documents", "write the tables that --no-documents omitted"),
-    "tree": Listed("look", "tree_nodes_compare:tree", "show the modules in a file"),
-    "select": Listed(
-        "look", "quantize_sensitivity_select:select", "list nodes of modules in the form that another tool takes"
-    ),
-    "nodes": Listed("look", "tree_nodes_compare:nodes", "list the nodes of modules"),
-    "cost": Listed("look", "cost_profile_report:cost", "show parameters, operations and memory of each module"),
-    "profile": Listed("look", "cost_profile_report:profile", "run a file, and show the time of each module", True),
-    "sensitivity": Listed(
-        "look", "quantize_sensitivity_select:sensitivity", "show how much quantizing each module changes the output"
-    ),
-    "report": Listed("look", "cost_profile_report:report", "write tree, cost and verification to an HTML page"),
+    "documents": Listed("look", "documents:documents", "write the tables that --no-documents omitted"),
+    "tree": Listed("look", "tree:tree", "show the modules in a file"),
+    "select": Listed("look", "select:select", "list nodes of modules in the form that another tool takes"),
+    "nodes": Listed("look", "nodes:nodes", "list the nodes of modules"),
+    "cost": Listed("look", "cost:cost", "show parameters, operations and memory of each module"),
+    "profile": Listed("look", "profile:profile", "run a file, and show the time of each module", True),
+    "sensitivity": Listed("look", "sensitivity:sensitivity", "show how much quantizing each module changes the output"),
+    "report": Listed("look", "report:report", "write tree, cost and verification to an HTML page"),
     "verify": Listed("check", "verify:verify", "compare a file with PyTorch, module by module", True),
-    "devices": Listed("check", "devices_kit:devices", "show the devices of this machine"),
-    "compare": Listed("check", "tree_nodes_compare:compare", "show how two files differ, module by module"),
-    "extract": Listed("change", "extract_update_weights:extract", "write modules as separate models"),
-    "replace": Listed(
-        "change", "split_replace_place_rename:replace", "replace modules by a model, an operator or nothing"
-    ),
-    "rename": Listed("change", "split_replace_place_rename:rename", "name nodes after their modules"),
+    "devices": Listed("check", "devices:devices", "show the devices of this machine"),
+    "compare": Listed("check", "compare:compare", "show how two files differ, module by module"),
+    "extract": Listed("change", "extract:extract", "write modules as separate models"),
+    "replace": Listed("change", "replace:replace", "replace modules by a model, an operator or nothing"),
+    "rename": Listed("change", "rename:rename", "name nodes after their modules"),
     "update-weights": Listed(
-        "change", "extract_update_weights:update_weights", "replace the weights of a file, or add LoRA adapters"
+        "change", "update_weights:update_weights", "replace the weights of a file, or add LoRA adapters"
     ),
-    "quantize": Listed(
-        "change", "quantize_sensitivity_select:quantize", "quantize modules, and keep others bit for bit"
-    ),
-    "optimize": Listed(
-        "change", "strip_inline_adopt_retag_optimize:optimize", "run another package's optimizer, and restore the tags"
-    ),
-    "retag": Listed(
-        "change", "strip_inline_adopt_retag_optimize:retag", "restore the tags of a file that a tool changed"
-    ),
-    "adopt": Listed("change", "strip_inline_adopt_retag_optimize:adopt", "tag a file that another exporter wrote"),
-    "strip": Listed("change", "strip_inline_adopt_retag_optimize:strip", "convert tags as attributes to metadata"),
-    "inline": Listed("change", "strip_inline_adopt_retag_optimize:inline", "convert a file of functions to a flat one"),
+    "quantize": Listed("change", "quantize:quantize", "quantize modules, and keep others bit for bit"),
+    "optimize": Listed("change", "optimize:optimize", "run another package's optimizer, and restore the tags"),
+    "retag": Listed("change", "retag:retag", "restore the tags of a file that a tool changed"),
+    "adopt": Listed("change", "adopt:adopt", "tag a file that another exporter wrote"),
+    "strip": Listed("change", "strip:strip", "convert tags as attributes to metadata"),
+    "inline": Listed("change", "inline:inline", "convert a file of functions to a flat one"),
     "to-torch": Listed("change", "to_torch:to_torch", "write a file as a module of PyTorch, with its weights"),
-    "split": Listed("package", "split_replace_place_rename:split", "cut a file into stages that run in sequence"),
-    "kit": Listed("package", "devices_kit:kit", "write a folder that runs modules on another machine"),
-    "place": Listed("package", "split_replace_place_rename:place", "assign modules to devices"),
+    "split": Listed("package", "split:split", "cut a file into stages that run in sequence"),
+    "kit": Listed("package", "kit:kit", "write a folder that runs modules on another machine"),
+    "place": Listed("package", "place:place", "assign modules to devices"),
 }
 """The commands by name, in the order in which ``--help`` lists them."""
 _GROUPS = {

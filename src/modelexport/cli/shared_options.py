@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
@@ -40,6 +42,22 @@ INPUTS = option(
 )
 ARRAYS = option(None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read")
 OUTPUT = option(..., "The file to write.", flag="-o --output", metavar="OUT.onnx", file="written")
+SHARING = option("auto", "External weights: link the files next to the output, or copy the used weights.")
+COMPARED = option(
+    None, "The output to compare; by default the first floating-point output.", flag="--compare", metavar="NAME"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationData:
+    """Inputs for methods that measure ranges"""
+
+    data: Path | None = option(
+        None, ".npz, .safetensors, .jsonl, text (one run per line), or a folder of images.", metavar="DATA", file="read"
+    )
+    processor: Path | None = option(
+        None, "The folder of tokenizer.json, if it is not next to FILE.", metavar="FOLDER", file="read"
+    )
 
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kMG]i?)?B?")
@@ -63,3 +81,10 @@ def parsed_sizes(texts: Iterable[str]) -> dict[str, int]:
             raise UsageError(f"'{text}': a size is at least 1, as in {name}=8")
         sizes[name] = int(number)
     return sizes
+
+
+def parsed_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise UsageError(f"{option} {text}: write NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}

@@ -1,4 +1,4 @@
-"""`devices` and `kit`."""
+"""`kit`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import ARRAYS, FILE, JSON
 from modelexport.core.declared_options import option
 from modelexport.core.text import plural
-
-
-def devices(as_json: bool = JSON) -> None:
-    """Show the devices of this machine and their main options, for `--device NAME[,option=value...]`."""
-    from modelexport.cli.show_devices import format_devices
-    from modelexport.runtime.devices import find_devices
-
-    devices_here = find_devices()
-    print_result({"devices": devices_here}, lambda: format_devices(devices_here), as_json=as_json)
 
 
 def kit(

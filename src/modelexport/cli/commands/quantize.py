@@ -1,4 +1,4 @@
-"""Precision by module: `quantize`, `sensitivity`, and `select` for those who quantize with another tool."""
+"""`quantize`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from typing import Any
 
 import typer
 
-from modelexport.cli.commands.cost_profile_report import ONLY, Shown, show
 from modelexport.cli.printing import document_of_parts, print_result
 from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import DEVICE, FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes
+from modelexport.cli.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, JSON, CalibrationData, parsed_bytes
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
-
-COMPARED = option(
-    None, "The output to compare; by default the first floating-point output.", flag="--compare", metavar="NAME"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +34,6 @@ class Rules:
         "Rules of a selector and a method; the first rule that matches applies.",
         metavar="RECIPE.yaml",
         file="read",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Inputs for methods that measure ranges"""
-
-    data: Path | None = option(
-        None, ".npz, .safetensors, .jsonl, text (one run per line), or a folder of images.", metavar="DATA", file="read"
-    )
-    processor: Path | None = option(
-        None, "The folder of tokenizer.json, if it is not next to FILE.", metavar="FOLDER", file="read"
     )
 
 
@@ -77,7 +60,7 @@ def quantize(
     *,
     rules: Rules,
     bounds: Within,
-    calibration: Data,
+    calibration: CalibrationData,
     runtime_check: bool = option(True, "Do not load and run the result before it is written."),
     as_json: bool = JSON,
 ) -> None:
@@ -127,63 +110,3 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     print_result({"search": result, "written": written or None}, lambda: "\n".join(texts), as_json=as_json)
     if not result.met:
         raise typer.Exit(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """How the change is measured"""
-
-    metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC")
-    output_name: str | None = COMPARED
-    every_run: bool = option(False, "Use all inputs, even if more inputs do not change the order of the modules.")
-    provider: str = DEVICE
-
-
-def sensitivity(
-    file: Path = FILE_OR_FOLDER,
-    to: str = option(..., "The method, as for quantize.", metavar="METHOD"),
-    selectors: Sequence[str] = ONLY,
-    *,
-    measured: Measured,
-    calibration: Data,
-    shown: Shown,
-) -> None:
-    """Show how much the output of FILE changes if only one module is quantized."""
-    from modelexport.packages.changed_packages import graph_of
-    from modelexport.precision.sensitivity import COLUMNS, STEADY
-    from modelexport.precision.sensitivity import sensitivity as measure
-    from modelexport.tagged.file import read_tagged
-
-    if calibration.data is None:
-        raise UsageError("errors are measured on inputs like those that the model will get: give --data")
-    shown.check(COLUMNS)
-    graph = graph_of(file)
-    if selectors:
-        read_tagged(graph).select(*selectors)  # before the work, not after it
-    with stages_on_line()("measure"):
-        report = measure(
-            graph,
-            to=to,
-            data=calibration.data,
-            metric=measured.metric,
-            output_name=measured.output_name,
-            processor=calibration.processor or (file if file.is_dir() else None),
-            steady=2.0 if measured.every_run else STEADY,
-            device=measured.provider,
-        )
-    show({"": report.table}, "sensitivity", selectors, shown, {"": report})
-
-
-def select(
-    file: Path = FILE,
-    selectors: Sequence[str] = SELECTORS,
-    form: str = option(..., "The tool: ort, modelopt, olive, trt or nncf.", flag="--as", metavar="TOOL"),
-) -> None:
-    """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
-    from modelexport.core.text import nearest
-    from modelexport.precision.nodes_for_other_tools import FORMS, excluded
-    from modelexport.tagged.file import read_tagged
-
-    if form not in FORMS:
-        raise UsageError(f"there is no form '{form}'{nearest(form, FORMS)}; the forms are {', '.join(FORMS)}")
-    print(excluded(read_tagged(file), selectors, form), end="")

@@ -1,0 +1,27 @@
+"""`adopt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelexport.cli.printing import print_result
+from modelexport.cli.shared_options import JSON, OUTPUT
+from modelexport.core.declared_options import argument, option
+
+
+def adopt(
+    file: Path = argument(..., "An ONNX file of another exporter.", metavar="FILE.onnx", file="read"),
+    output: Path = OUTPUT,
+    keep_torch_metadata: bool = option(False, "Keep pkg.torch.* keys, which contain paths of the exporting machine."),
+    as_json: bool = JSON,
+) -> None:
+    """Tag a file of another exporter, from the information about modules in the file."""
+    from modelexport.cli import show_changed
+    from modelexport.lineage.adoption import adopt as run
+
+    adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
+    print_result(
+        show_changed.adopted_document(adopted),
+        lambda: show_changed.format_adopted(adopted),
+        as_json=as_json,
+    )

@@ -1,0 +1,15 @@
+"""`devices`."""
+
+from __future__ import annotations
+
+from modelexport.cli.printing import print_result
+from modelexport.cli.shared_options import JSON
+
+
+def devices(as_json: bool = JSON) -> None:
+    """Show the devices of this machine and their main options, for `--device NAME[,option=value...]`."""
+    from modelexport.cli.show_devices import format_devices
+    from modelexport.runtime.devices import find_devices
+
+    devices_here = find_devices()
+    print_result({"devices": devices_here}, lambda: format_devices(devices_here), as_json=as_json)

@@ -1,0 +1,35 @@
+"""`nodes`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelexport.cli.printing import print_parts
+from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
+from modelexport.core.text import align, plural
+
+if TYPE_CHECKING:
+    from modelexport.tagged.file import NodeRow
+
+
+def nodes(file: Path = FILE_OR_FOLDER, modules: Sequence[str] = SELECTORS, as_json: bool = JSON) -> None:
+    """List the nodes of module calls and of the calls inside them, in each part that runs them."""
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import parts_with
+
+    listed = {}
+    for name, part in parts_with(file, *modules).items():
+        tagged = read_tagged(part)
+        listed[name] = tagged.describe_nodes(tagged.select(*modules))
+    print_parts(listed, _format_nodes, as_json=as_json)
+
+
+def _format_nodes(nodes: Sequence[NodeRow]) -> str:
+    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
+    table += [
+        (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
+        for n in nodes
+    ]
+    return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
