@@ -31,9 +31,9 @@ import onnx_ir as ir
 import models
 from browser import MISSING, browser
 from modelexport import export, load, verify
+from modelexport.devices.device_check import check
 from modelexport.devices.device_report import DeviceReport, Fallback, PieceReport
 from modelexport.devices.kits import write_kit
-from modelexport.devices.wrong_modules import check
 from modelexport.errors import ModelExportError
 from modelexport.graph.node_owners import owner_of
 from modelexport.measure.inputs_and_example_sizes import make_feeds

@@ -16,12 +16,12 @@ from exports import Shared
 from graph_texts import written
 from modelexport import export, load, quantize, verify
 from modelexport.cli.show_devices import format_device
+from modelexport.devices.device_check import check
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import judge
 from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.pieces import PieceCutter
-from modelexport.devices.wrong_modules import check
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from modelexport.devices.device_check import check
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import BOUND
 from modelexport.devices.part_runs import PartRuns
-from modelexport.devices.wrong_modules import check
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.measure.inputs_and_example_sizes import make_feeds

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from modelexport.core.calls import ModuleCall
+from modelexport.devices.device_check import check, is_owned
 from modelexport.devices.device_report import DeviceReport, Fix, FixStep, PieceReport
 from modelexport.devices.judged_pieces import PieceRunner, judge
 from modelexport.devices.pieces import PieceCutter, error_between
-from modelexport.devices.wrong_modules import check, is_owned
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.format.keys import RECIPE_SUFFIX

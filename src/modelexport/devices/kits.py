@@ -16,10 +16,10 @@ from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.result_display import Written
 from modelexport.core.text import on_one_line, shortened
 from modelexport.core.timed_stages import counted
+from modelexport.devices.device_check import check
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.judged_pieces import BOUND
 from modelexport.devices.pieces import Piece, PieceCutter
-from modelexport.devices.wrong_modules import check
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked_weights import data_files
 from modelexport.files.output_folders import check_output_folder

@@ -19,9 +19,9 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
+from modelexport.files.external_data import WAY_OUT, ExternalDataFile
 from modelexport.files.protobuf_reading import read_serialized, serialized_tensors
 from modelexport.files.regular_files import open_regular
-from modelexport.files.weights_beside import WAY_OUT, WeightsBeside
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.bound_tensors import bind_tensors
@@ -35,11 +35,11 @@ _FICLONE = 0x40049409
 class LinkedTensor(ir.ExternalTensor):
     """External data that is checked before it is read; no file stays open for it.
 
-    ``onnx_ir`` refuses every file with several hard links, which a linked checkpoint has; :class:`WeightsBeside`
+    ``onnx_ir`` refuses every file with several hard links, which a linked checkpoint has; :class:`ExternalDataFile`
     decides which of them may be read.
     """
 
-    def __init__(self, tensor: ir.ExternalTensor, beside: WeightsBeside, folder: Path) -> None:
+    def __init__(self, tensor: ir.ExternalTensor, data_file: ExternalDataFile, folder: Path) -> None:
         super().__init__(
             tensor.location,
             tensor.offset,
@@ -50,12 +50,12 @@ class LinkedTensor(ir.ExternalTensor):
             doc_string=tensor.doc_string,
             base_dir=folder,
         )
-        self.beside = beside
+        self.data_file = data_file
 
     def _in_file(self) -> ir.ExternalTensor:
         if not self.valid():
             raise FileFormatError(f"{self.path} has been replaced since it was read: read it again")
-        self.beside.check()
+        self.data_file.check()
         # Without a folder onnx_ir makes no checks of its own.
         path = os.path.abspath(self.path)  # noqa: PTH100 - keeps symbolic links
         shape = ir.Shape(self.shape.numpy())
@@ -90,12 +90,12 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     """
     linked: dict[str, WeightsFile] = recorded(model, keys.WEIGHTS) or {}
     written: dict[str, DataFile] = (recorded(model, keys.DATA) or {}) if ours else {}
-    files: dict[str, WeightsBeside] = {}
+    files: dict[str, ExternalDataFile] = {}
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
         place = str(tensor.location)
         if place not in files:
-            files[place] = WeightsBeside(folder, place, linked.get(place), written.get(place))
+            files[place] = ExternalDataFile(folder, place, linked.get(place), written.get(place))
         files[place].add(tensor)
         return LinkedTensor(tensor, files[place], folder)
 
@@ -141,7 +141,7 @@ def weights_faults(model: ir.Model) -> list[str]:
     A change between the samples is not detected; :func:`modelexport.verify.verify.verify` compares all weights.
     """
     tensors = _external_tensors(model)
-    files = dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor))
+    files = dict.fromkeys(tensor.data_file for tensor in tensors if isinstance(tensor, LinkedTensor))
     others = {Path(tensor.path): None for tensor in tensors if not isinstance(tensor, LinkedTensor)}
     missing = [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
     return [fault for file in files if (fault := file.fault())] + missing
@@ -156,7 +156,7 @@ def check_present_weights_files(model: ir.Model) -> None:
         FileFormatError: Names the file and the reason.
     """
     tensors = _external_tensors(model)
-    for file in dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)):
+    for file in dict.fromkeys(tensor.data_file for tensor in tensors if isinstance(tensor, LinkedTensor)):
         if file.outside() or file.path.exists():
             file.check()
 

@@ -21,12 +21,12 @@ from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.files import onnx_models
 from modelexport.files.atomic_writing import check_written_by_us
+from modelexport.files.external_data import sample_digest
 from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.linked_weights import seal
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.files.weights_beside import sample_digest
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.format.parameter_plan import ParameterPlan

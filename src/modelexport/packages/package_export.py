@@ -29,7 +29,7 @@ from modelexport.packages.diffusion.components_module import PipelineModules, as
 from modelexport.packages.generation_loop import BATCH, STEPWISE, generation_of
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.observed_state import restart_length
-from modelexport.packages.package_kinds import parts_of
+from modelexport.packages.package_kinds import kind_and_forms
 from modelexport.packages.part_names import name_axes_of_part, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verify_before_writing import check_package
@@ -126,7 +126,7 @@ def export_package(
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
         user_inputs = inputs if isinstance(inputs, Mapping) else None
-        kind, all_forms = parts_of(model, options.package, inputs, options.weights.to_check, lies_in)
+        kind, all_forms = kind_and_forms(model, options.package, inputs, options.weights.to_check, lies_in)
         forms = iter(all_forms)
         best = next(forms)
     with checked_and_written(

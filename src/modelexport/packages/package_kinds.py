@@ -48,7 +48,7 @@ def load_for_parts(
     return loaded, "sizes" if parts != "whole" and can_generate(loaded.model) else "inputs"
 
 
-def parts_of(
+def kind_and_forms(
     model: nn.Module,
     asked: PackageOptions,
     inputs: Mapping[str, Any] | Sequence[Any] | None,

@@ -64,10 +64,10 @@ class SharedFiles:
         for value, tensor in external.items():
             location = str(locations[value])
             placed[value] = in_file(location, tensor, value.name or "", self._folder)
-            if isinstance(tensor, LinkedTensor) and tensor.beside.linked is not None:
-                records[keys.WEIGHTS][location] = tensor.beside.linked
-            if isinstance(tensor, LinkedTensor) and tensor.beside.written is not None:
-                records[keys.DATA][location] = tensor.beside.written
+            if isinstance(tensor, LinkedTensor) and tensor.data_file.linked is not None:
+                records[keys.WEIGHTS][location] = tensor.data_file.linked
+            if isinstance(tensor, LinkedTensor) and tensor.data_file.written is not None:
+                records[keys.DATA][location] = tensor.data_file.written
         record_documents(model, beside or {})
         for key, files in records.items():
             record(model, key, files or None)
@@ -81,7 +81,7 @@ class SharedFiles:
         read the model that it belongs to.
         """
         real, folder = Path(os.path.realpath(tensor.path)), Path(os.path.realpath(self._folder))
-        beside = tensor.beside if isinstance(tensor, LinkedTensor) else None
+        beside = tensor.data_file if isinstance(tensor, LinkedTensor) else None
         known = beside is not None and (beside.linked or beside.written)
         if self._sharing == "link" and not known:
             raise OutputError(

@@ -16,7 +16,7 @@ import onnx_ir.passes.common as passes
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.torch_source.entries_as_nodes import Constants
 from modelexport.torch_source.expressions import Number
-from modelexport.torch_source.mask_patterns import is_always_true
+from modelexport.torch_source.simplified_indexing import is_always_true
 from modelexport.torch_source.size_numbers import FileNumbers, sizes_of
 
 DOMAIN = "torch"

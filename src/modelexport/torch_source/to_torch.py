@@ -29,11 +29,11 @@ from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.class_writing import RESERVED_NAMES, ModuleClasses
 from modelexport.torch_source.entries_as_nodes import Constants, Entries, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
-from modelexport.torch_source.mask_patterns import drop_choices_without_effect, replace_whole_gathers
 from modelexport.torch_source.merged_classes import MergedClasses
 from modelexport.torch_source.merged_nodes import separate_merged_nodes
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS, refuse_damaged_nodes
+from modelexport.torch_source.simplified_indexing import drop_choices_without_effect, replace_whole_gathers
 from modelexport.torch_source.size_numbers import FileNumbers
 
 if TYPE_CHECKING:

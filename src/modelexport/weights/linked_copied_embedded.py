@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from modelexport.errors import OutputError
 from modelexport.files import onnx_models
+from modelexport.files.external_data import sample_digest
 from modelexport.files.linked_weights import clone_or_link, free_place, seal
 from modelexport.files.safetensors_files import SafetensorsFile
-from modelexport.files.weights_beside import sample_digest
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan

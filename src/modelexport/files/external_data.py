@@ -21,7 +21,7 @@ _SAMPLES, _SAMPLE = 256, 64
 WAY_OUT = "put a copy of the right file there, or export again"
 
 
-class WeightsBeside:
+class ExternalDataFile:
     """One file that holds weights of a model; checked before it is first read, and again when it has changed."""
 
     def __init__(self, folder: Path, location: str, linked: WeightsFile | None, written: DataFile | None) -> None:

@@ -1,4 +1,4 @@
-"""Masks that tracing computed by indexing with counted indices, as the views that they are.
+"""Simpler forms of what tracing makes of masks: indexing with counted indices is a view, ``Where`` may have no effect.
 
 ``mask[batch, keys]``, where each index counts from 0 to the size of an axis, is a view of the mask with more axes.
 """

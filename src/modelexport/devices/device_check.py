@@ -45,7 +45,7 @@ def check(
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
     """Look for what is wrong with a file where pieces are run, from the whole to the smallest (:mod:`.pieces`)."""
-    checker = _Check(tagged, PieceCutter(tagged, feeds), runs, bound, tell)
+    checker = _DeviceCheck(tagged, PieceCutter(tagged, feeds), runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
     for call in modules:
@@ -66,7 +66,7 @@ def check(
     )
 
 
-class _Check:
+class _DeviceCheck:
     def __init__(
         self, tagged: TaggedFile, pieces: PieceCutter, runs: PieceRunner, bound: float, tell: Callable[[str], None]
     ) -> None:
