@@ -307,6 +307,12 @@ def test_a_class_that_differs_beyond_what_random_numbers_reach_is_written_out(tm
     assert "nn.ReLU6" not in text and "7.0" in text
 
 
+def test_a_class_that_differs_at_odd_sizes_is_written_out(tmp_path: Path) -> None:
+    layer, x = nn.AvgPool2d(2, ceil_mode=True, divisor_override=2), torch.randn(2, 3, 8, 8)
+    path = modelexport.export(nn.Sequential(layer), (x,), tmp_path / "x.onnx", dynamic=True).path
+    assert torch.allclose(modelexport.to_torch(path)(x[..., :7]), layer(x[..., :7]))
+
+
 def test_arguments_that_are_tried_are_few_and_their_weights_are_never_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,33 @@ RIGHT: dict[str, tuple[Any, ...]] = {
             np.zeros(10, np.float32), FLOAT, {"factor": np.float32(factor), "one": np.ones(1, np.float32)}, 20, ["n"])
         for rounding, factor in (("Ceil", 0.1), ("Ceil", 1.1), ("Floor", 0.7), ("Floor", 2))
     },
+    **{
+        f"a table of sizes: {moved.op_type} {how}": (
+            [node("Shape", ["x"], ["s"]), node("Concat", ["s", "five"], ["c"], axis=0),
+             node("Reshape", ["c", "two"], ["r"]), moved], X, INT64,
+            {"two": np.array([2, -1]), "five": np.array([5, 7]), "first": np.array([0]), "at": np.int64(1)}, 20,
+            ["n", "m"])
+        for how, moved in (
+            ("columns", node("Concat", ["r", "r"], ["output"], axis=1)),
+            ("of a column", node("Gather", ["r", "at"], ["output"], axis=1)),
+            ("of columns", node("ReduceProd", ["r", "first"], ["output"])),
+            ("in front", node("Unsqueeze", ["r", "first"], ["output"])),
+            ("of nothing", node("ReduceProd", ["s"], ["output"], noop_with_empty_axes=1)),
+        )
+    },
+    "one axis of two is left": (
+        [node("Shape", ["x"], ["s"]), node("Gather", ["s", "at"], ["n"]), node("Unsqueeze", ["n", "both"], ["u"]),
+         node("Squeeze", ["u", "first"], ["output"])], X, INT64,
+        {"both": np.array([0, 1]), "first": np.array([0]), "at": np.int64(1)}, 20, ["n", "m"]),
+    **{
+        f"sizes of which {kind} has few digits": (
+            [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=wide), node("Mul", ["f", "factor"], ["p"]),
+             node("Cast", ["p"], ["q"], to=narrow), node("Ceil", ["q"], ["c"]),
+             node("Cast", ["c"], ["output"], to=INT64)], X, INT64, {"factor": factor}, 20, ["n", "m"])
+        for kind, wide, narrow, factor in (
+            ("float16", TensorProto.FLOAT16, TensorProto.FLOAT16, np.float16(1000.3)),
+            ("float32", TensorProto.DOUBLE, FLOAT, np.float64(1 / 3 + 1e-12)))
+    },
     "a mean beside padding of dynamic sizes": (
         [node("AveragePool", ["x"], ["output"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER")],
         IMAGE, FLOAT, None, 20, ["b", 2, "h", "w"]),

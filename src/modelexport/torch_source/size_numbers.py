@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from modelexport.graph.nodes import nested_graphs
 from modelexport.torch_source.expressions import Number, code, names_of
+from modelexport.traces.node_computation import NodeComputation, NodeError
 
 Numbers = np.ndarray[Any, np.dtype[np.object_]]
 MOST = 64
@@ -41,7 +42,8 @@ _ELEMENTWISE: dict[str, tuple[str, Callable[..., Any]]] = {
     "LessOrEqual": ("a <= b", operator.le), "Greater": ("a > b", operator.gt),
     "GreaterOrEqual": ("a >= b", operator.ge),
     "Neg": ("-a", operator.neg), "Not": ("not a", operator.not_), "Abs": ("abs(a)", abs), "Max": ("max(a, b)", max),
-    "Min": ("min(a, b)", min), "Sqrt": ("math.sqrt(a)", math.sqrt), "Identity": ("a", lambda a: a),
+    "Min": ("min(a, b)", min), "Sqrt": ("math.sqrt(a)", math.sqrt),
+    "Identity": ("a", lambda a: a), "Rounded": ("a", lambda a: a),
     "Floor": ("float(math.floor(a))", lambda a: float(math.floor(a))),
     "Ceil": ("float(math.ceil(a))", lambda a: float(math.ceil(a))),
     "FloorDiv": ("a // b", operator.floordiv), "TrueDiv": ("a / b", operator.truediv), "Int": ("int(a)", int),
@@ -78,7 +80,7 @@ def _elementwise(name: str, arrays: Sequence[Numbers], computed: Callable[..., A
     return np.asarray(result, dtype=object)
 
 
-_ROUNDED = ("Add", "Sub", "Mul", "TrueDiv", "Sqrt")
+_ROUNDED = ("Add", "Sub", "Mul", "TrueDiv", "Sqrt", "Rounded")
 """Operators whose result float32 rounds."""
 
 
@@ -94,46 +96,8 @@ def _in_float32(name: str, *numbers: Any) -> Any:
     return Number(code("torch.tensor(a, dtype=torch.float32).item()", a=result), result.is_positive)
 
 
-def _moved(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers | None:
-    """What an operator that moves elements makes of numbers."""
-    kind = node.op_type
-    if kind == "Concat":
-        return np.concatenate([first, *others]) if all(each.ndim for each in (first, *others)) else None
-    if kind == "ReduceProd" and first.ndim and len(others) < 2:
-        keep = node.attributes["keepdims"].value if "keepdims" in node.attributes else 1
-        total = reduce(lambda a, b: _computed("Mul", a, b), first.tolist(), 1)
-        return np.array([total] if keep else total, dtype=object)
-    if any(isinstance(number, Number) for each in others for number in each.reshape(-1)):
-        return None
-    return _selected(node, first, others) if kind in ("Gather", "Slice") else _shaped(node, first, others)
-
-
-def _selected(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers | None:
-    """The numbers that an operator with known places selects."""
-    kind = node.op_type
-    if kind == "Gather" and first.ndim:
-        return np.asarray(first[others[0].astype(np.int64)], dtype=object)
-    if kind == "Slice" and first.ndim and len(others) > 1 and all(each.size == 1 for each in others):
-        start, end, *more = (int(each.item()) for each in others)
-        axis, step = *more, *(0, 1)[len(more) :]
-        return first[slice(start, end, step)] if axis % first.ndim == 0 else None
-    return None
-
-
-def _shaped(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers | None:
-    """Numbers in another shape, or one number as often as a shape has places."""
-    kind, size = node.op_type, others[0].size if others else 0
-    if kind == "Transpose":
-        return first.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
-    is_known = not any(isinstance(number, Number) for number in first.reshape(-1))
-    if kind == "ConstantOfShape" and is_known and math.prod(first.tolist()) <= MOST:
-        filled = node.attributes["value"].as_tensor().numpy().item() if "value" in node.attributes else 0.0
-        return np.full(first.tolist(), filled, dtype=object)
-    if kind == "Reshape" and size > 1 and 0 not in others[0]:
-        return first.reshape(others[0].tolist())
-    shapes = {"Unsqueeze": None if first.ndim else (-1,), "Squeeze": (), "Reshape": (-1,) * size if size < 2 else None}
-    shape = shapes.get(kind)
-    return None if shape is None else first.reshape(shape)
+_MOVES = ("Concat", "ConstantOfShape", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that move elements, or repeat one."""
 
 
 def size_of(value: ir.Value, axis: int) -> Any:
@@ -170,7 +134,7 @@ def kind_of(dtype: ir.DataType | None) -> str:
 
 
 _WIDTH = 4
-"""Bytes of an integer that does not wrap around at numbers that sizes are."""
+"""Bytes of a number that neither wraps around nor is rounded where it is a size."""
 
 
 class FileNumbers:
@@ -182,6 +146,7 @@ class FileNumbers:
 
     def __init__(self, graph: ir.Graph, array: Callable[[ir.Value], Any]) -> None:
         self.array = array
+        self._nodes = NodeComputation(graph.opset_imports, None, {})
         self.known: dict[ir.Value, Numbers] = {}
         for node in graph.all_nodes():
             found = self.of_node(node, self.known.get, size_of)
@@ -212,11 +177,11 @@ class FileNumbers:
         if node.op_type in ("Shape", "Size"):
             return _sizes(node, node.inputs[0], size)
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
-        wraps = dtype is not None and kind_of(dtype) in "iu" and dtype.itemsize < _WIDTH
+        is_narrow = dtype is not None and kind_of(dtype) in "iuf" and dtype.itemsize < _WIDTH
         if all(each is None for each in known) and node.op_type != "ConstantOfShape":
             return None
-        if wraps or (node.op_type == "Mod" and "fmod" in node.attributes):
-            return None  # Python's numbers do not wrap around, and its remainder has the sign of the divisor
+        if is_narrow or (node.op_type == "Mod" and "fmod" in node.attributes):
+            return None  # Python's numbers do not wrap around or lose digits; its remainder has the sign of the divisor
         given = [
             each if each is not None or value is None else constant_numbers(self.array(value))
             for each, value in zip(known, node.inputs, strict=True)
@@ -224,25 +189,40 @@ class FileNumbers:
         arrays = [each for each in given if each is not None]
         try:
             result = self._of_arrays(node, arrays) if len(arrays) == len(given) else None
-        except (ArithmeticError, ValueError, IndexError):
+        except (ArithmeticError, ValueError, NodeError):
             result = None
         return result if result is not None and result.ndim < 3 else None
 
     def _of_arrays(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
-        name, kinds = (
-            node.op_type,
-            [kind_of(value.dtype) for value in (*node.inputs, *node.outputs) if value is not None],
-        )
+        name, types = node.op_type, [value.dtype for value in (*node.inputs, *node.outputs) if value is not None]
+        kinds = [*map(kind_of, types)]
         if name == "Cast":
             if kinds[-1] not in _CASTS:
                 return None
-            name = "Identity" if kinds[0] == kinds[-1] else _CASTS[kinds[-1]]
+            is_rounded = types == [ir.DataType.DOUBLE, ir.DataType.FLOAT]
+            name = "Rounded" if is_rounded else "Identity" if kinds[0] == kinds[-1] else _CASTS[kinds[-1]]
         elif name == "Div":
             whole = kinds[0] in "iu"
             if whole and not all(_is_positive(number) for each in arrays for number in each.reshape(-1)):
                 return None
             name = "FloorDiv" if whole else "TrueDiv"
+        elif name == "ReduceProd" and arrays[0].ndim == 1 and not node.attributes.get_int("noop_with_empty_axes", 0):
+            total = reduce(lambda a, b: _computed("Mul", a, b), arrays[0].tolist(), 1)
+            return np.array([total] if node.attributes.get_int("keepdims", 1) else total, dtype=object)
         if name not in _ELEMENTWISE:
-            return _moved(node, arrays[0], arrays[1:])
-        single = node.outputs[0].dtype == ir.DataType.FLOAT
-        return _elementwise(name, arrays, _in_float32 if single else _computed)
+            return self._moved(node, arrays) if name in _MOVES else None
+        return _elementwise(name, arrays, _in_float32 if types[-1] == ir.DataType.FLOAT else _computed)
+
+    def _moved(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
+        """What a node makes of elements that it moves: they are where it puts their places."""
+        count = {"Concat": len(arrays), "ConstantOfShape": 0}.get(node.op_type, 1)
+        elements = [number for each in arrays[:count] for number in each.reshape(-1)]
+        known = [number for each in arrays[count:] for number in each.reshape(-1)]
+        if any(isinstance(number, Number) for number in known) or (not count and math.prod(known) > MOST):
+            return None
+        places = np.split(np.arange(len(elements)), np.cumsum([each.size for each in arrays[:count]]))
+        given = [at.reshape(each.shape) for at, each in zip(places, arrays[:count], strict=False)]
+        (moved,) = self._nodes.compute(node, [*given, *(each.astype(np.int64) for each in arrays[count:])])
+        result = moved.astype(object)
+        result.flat = [elements[place] for place in moved.flat] if count else moved.tolist()
+        return np.asarray(result)

@@ -219,12 +219,15 @@ def _state(layout: CallLayout, module: ModuleNode) -> dict[str, torch.Tensor] | 
 def _samples(layout: CallLayout, call: ModuleCall, crossed: Sequence[float]) -> Iterator[Sample | None]:
     """What a call computes of normal numbers, of numbers from 0.001 to 100, and of some on both sides of others.
 
-    Dynamic axes have two sizes in turn, so that no size is taken for a factor.
+    Dynamic axes have other sizes, too, where the file takes them: what halves or pads differs at odd ones.
     """
-    sizes = [size if isinstance(size, int) else _DYNAMIC for size in layout.inputs[call][0].shape or ()]
+    shape = list(layout.inputs[call][0].shape or ())
+    sizes = [size if isinstance(size, int) else _DYNAMIC for size in shape]
     repeated = -(-_LEAST // max(1, math.prod(sizes)))
     for seed, number in enumerate((None, *(0.0, *crossed) * repeated)):
         yield _sample(layout, call, seed, number)
+    others = range(_DYNAMIC + 1, 2 * _DYNAMIC + 1) if sizes != shape else ()
+    yield from filter(None, (_sample(layout, call, dynamic=size) for size in others))
 
 
 _LEAST = 64
@@ -233,14 +236,12 @@ _DYNAMIC = 6
 """The size of a dynamic axis, which halves and thirds divide."""
 
 
-def _sample(layout: CallLayout, call: ModuleCall, seed: int = 0, crossed: float | None = None) -> Sample | None:
+def _sample(
+    layout: CallLayout, call: ModuleCall, seed: int = 0, crossed: float | None = None, dynamic: int = _DYNAMIC
+) -> Sample | None:
     inputs, outputs = layout.inputs[call], layout.outputs[call]
     generator = np.random.default_rng(seed)
-    arrays = [
-        array
-        for value in inputs
-        if (array := _random(value, generator, _DYNAMIC * (1 + seed % 2), crossed)) is not None
-    ]
+    arrays = [array for value in inputs if (array := _random(value, generator, dynamic, crossed)) is not None]
     if not inputs or len(arrays) < len(inputs):
         return None
     entries = {
