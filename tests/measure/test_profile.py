@@ -293,6 +293,7 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
     [
         ({"inputs": {"y": np.ones(1)}}, InputsError, "x missing; the model takes x, and y is none of them"),
         ({"inputs": {"x": np.ones((1, 128, 256), np.float32)}, "sizes": {"n": 1}}, InputsError, "leave out the sizes"),
+        ({"inputs": {"x": [[1, 2], [3]]}}, InputsError, r"NumPy cannot read x \(ValueError"),
         ({"inputs": Path("no.npz")}, FileFormatError, r"there is no file no\.npz"),
         ({"provider": "NoExecutionProvider"}, UsageError, "there is no device 'NoExecutionProvider'"),
         (

@@ -13,10 +13,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.measure.fitted_inputs import fitted
 from modelexport.precision.calibration_data import LENGTH, read_data
 
 
-def model_of(**inputs: tuple[ir.DataType, list[int | str]]) -> ir.Model:
+def model_of(**inputs: tuple[ir.DataType, list[int | str | None]]) -> ir.Model:
     values = [
         ir.Value(name=n, type=ir.TensorType(dtype), shape=ir.Shape(shape)) for n, (dtype, shape) in inputs.items()
     ]
@@ -275,3 +276,8 @@ def test_only_formats_that_pillow_decodes_itself_are_read(tmp_path: Path) -> Non
     image.save(tmp_path / "a.png")
     image.save(tmp_path / "b.eps")  # Pillow would start Ghostscript to read it
     assert len(read_data(tmp_path, PIXELS, tmp_path)) == 1
+
+
+def test_axes_without_names_have_any_sizes() -> None:
+    model = model_of(x=(ir.DataType.FLOAT, [None, 3]), y=(ir.DataType.FLOAT, [None]))
+    assert len(fitted({"x": np.ones((2, 3)), "y": np.ones(5)}, model)) == 2

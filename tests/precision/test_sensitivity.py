@@ -302,8 +302,13 @@ def test_a_model_without_weights_to_quantize_is_refused(exported: Exporter) -> N
     case = exported("resnet")
     with pytest.raises(UsageError, match="can quantize"):
         modelexport.sensitivity(case.path, to="int4:embeddings=true", data=feeds_of(case, 1)[:1])
-    with pytest.raises(InputsError, match="no inputs"):
-        modelexport.sensitivity(case.path, to="int8-dynamic", data=[])
+    for data, message in (
+        ([], "no inputs"),
+        ([1], "int is not a mapping"),
+        ([{"y": 1}], "data does not fit: .* missing"),
+    ):
+        with pytest.raises(InputsError, match=message):
+            modelexport.sensitivity(case.path, to="int8-dynamic", data=data)
 
 
 def test_values_without_types_get_them(exported: Exporter) -> None:

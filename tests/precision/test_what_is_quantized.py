@@ -321,3 +321,17 @@ def test_outputs_that_nothing_uses_have_the_type_that_their_operator_gives_them(
     text = f"g (float[2, 4] x) => (float[2, 4] y) <float[4] scale = {{1, 2, 3, 4}}> {{ {body} }}"
     path = written(tmp_path / "skip.onnx", text, **{"com.microsoft": 1})
     assert modelexport.quantize(path, tmp_path / "half.onnx", to="float16").methods == {"float16": 2}
+
+
+def test_the_weights_of_a_branch_that_stay_are_listed(tmp_path: Path) -> None:
+    multiply = helper.make_node("MatMul", ["x", "v"], ["r"], "/r/MatMul")
+    result = [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)]
+    branch = helper.make_graph([multiply], "branch", [], result, [numpy_helper.from_array(numbers(32, 32), "v")])
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "/m/MatMul"),
+        helper.make_node("If", ["yes"], ["c"], "/c/If", then_branch=branch, else_branch=branch),
+        helper.make_node("Add", ["m", "c"], ["y"], "/Add"),
+    ]
+    file = adopted(tmp_path, nodes, {"w": numbers(32, 32), "yes": np.array(True)})
+    left = modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").left
+    assert sum(left.values()) == 2 * 32 * 32 * 4

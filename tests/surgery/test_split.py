@@ -238,7 +238,7 @@ def test_an_input_that_the_model_returns_is_an_output_of_the_last_stage(tmp_path
     assert run_chain(tmp_path / "stages", given)["k"].tolist() == [7]
     tensors = {name: torch.from_numpy(array) for name, array in given.items()}
     assert run_chain(tmp_path / "stages", tensors)["k"].tolist() == [7]
-    with pytest.raises(InputsError, match="NumPy cannot read the inputs"):
+    with pytest.raises(InputsError, match="NumPy cannot read x"):
         run_chain(tmp_path / "stages", {**tensors, "x": torch.ones(2, requires_grad=True)})
 
 

@@ -12,7 +12,8 @@ from modelexport.core.limits import INPUT_BYTES
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import InputsError
 from modelexport.format.keys import ADOPTED
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.nodes import required_inputs, sizes_of
+from modelexport.runtime.sessions import as_array
 
 
 def fitted(feeds: Mapping[str, Any], model: ir.Model, *, optional: bool = False) -> dict[str, Any]:
@@ -22,8 +23,10 @@ def fitted(feeds: Mapping[str, Any], model: ir.Model, *, optional: bool = False)
         optional: Arrays for inputs that have a default in the model may be given, too.
 
     Raises:
-        InputsError: A name, a type or a shape does not fit.
+        InputsError: A name, a type or a shape does not fit, or they are not arrays by name.
     """
+    if not isinstance(feeds, Mapping):
+        raise InputsError(f"{type(feeds).__name__} is not a mapping: give the array of each input by its name")
     inputs = {value.name or "": value for value in required_inputs(model)}
     if missing := [name for name in inputs if name not in feeds]:
         surplus = [name for name in feeds if name not in inputs]
@@ -33,7 +36,7 @@ def fitted(feeds: Mapping[str, Any], model: ir.Model, *, optional: bool = False)
         inputs = {value.name or "": value for value in model.graph.inputs}
     check_names(feeds, inputs, "the model")
     given = {name: value for name, value in inputs.items() if name in feeds}
-    fitting = {name: _fitted(name, np.asarray(feeds[name]), value) for name, value in given.items()}
+    fitting = {name: _fitted(name, as_array(name, feeds[name]), value) for name, value in given.items()}
     check_named_sizes(fitting, model)
     return fitting
 
@@ -82,10 +85,10 @@ def check_named_sizes(arrays: Mapping[str, Any], model: ir.Model) -> None:
     Raises:
         InputsError: Two arrays, or two axes of one, differ where the model has one name.
     """
-    sizes: dict[str, tuple[int, str]] = {}
+    sizes: dict[int | str | None, tuple[int, str]] = {}
     for value in required_inputs(model) if ADOPTED not in model.meta else ():
         shape = np.shape(arrays[value.name or ""])
-        for axis, size in zip(map(str, value.shape or ()), shape, strict=False):
+        for axis, size in zip(sizes_of(value), shape, strict=False):
             known, other = sizes.setdefault(axis, (size, value.name or ""))
-            if not axis.isdigit() and known != size:
+            if axis is not None and known != size:
                 raise InputsError(f"{value.name} has the shape {list(shape)}, and in {other} {axis} is {known}")

@@ -34,7 +34,7 @@ from modelexport.measure.fitted_inputs import fitted
 from modelexport.measure.shapes import evaluated_size, symbols_in, symbols_of_inputs
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_file, session_options
+from modelexport.runtime.sessions import as_array, open_file, session_options
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.reference_values import open_reference, reference_path
@@ -190,13 +190,13 @@ def shapes_in_run(tagged: TaggedFile, sizes: Mapping[str, int]) -> dict[str, tup
 def random_feeds(
     tagged: TaggedFile, path: Path, sizes: Mapping[str, int], *, known: Mapping[str, Any], provider: str, seed: int
 ) -> dict[str, Any]:
-    """Random arrays for the inputs of a file that are not among ``given``, with the sizes that those have.
+    """Random arrays for the inputs of a file that are not among ``known``, with the sizes that those have.
 
     Raises:
         InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
     """
     names = [value.name or "" for value in required_inputs(tagged.model)]
-    fixed = {name: np.asarray(known[name]) for name in names if name in known}
+    fixed = {name: as_array(name, known[name]) for name in names if name in known}
     bound = {**sizes, **sizes_of_arrays(tagged.model, fixed)}
     session = open_file(path, session_options("none", provider))
     return make_random_inputs(tagged.model, session, seed=seed, known=fixed, sized=_sized(tagged.model, bound))

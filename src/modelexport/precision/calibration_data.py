@@ -107,7 +107,7 @@ def _edges(size: dict[str, int] | int) -> tuple[int, int]:
 
 
 def given_runs(tagged: TaggedFile, data: RunInputs | str | Path, processor: str | Path | None) -> RunInputs:
-    """Inputs for runs of a file, read by :func:`read_data` if ``data`` is a path.
+    """Inputs for runs of a file, read by :func:`read_data` if ``data`` is a path, in the types that the file takes.
 
     Raises:
         FileFormatError: They cannot be read.
@@ -115,9 +115,7 @@ def given_runs(tagged: TaggedFile, data: RunInputs | str | Path, processor: str 
     """
     if isinstance(data, str | Path):
         return read_data(Path(data), tagged.model, Path(processor or tagged.path.parent))
-    if not data:
-        raise InputsError("there are no inputs to measure with")
-    return data
+    return _fitted_runs(data, tagged.model, "data")
 
 
 def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) -> list[Feeds]:
@@ -142,14 +140,18 @@ def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) 
         runs = _objects(path, model, beside)
     else:
         runs = _texts(_lines(path, TEXT_CHARACTERS), path, model, beside)
+    return _fitted_runs(itertools.islice(runs, limit), model, str(path))
+
+
+def _fitted_runs(runs: Iterable[Mapping[str, Any]], model: ir.Model, source: str) -> list[Feeds]:
     runs_of_model: list[Feeds] = []
-    for number, feeds in enumerate(itertools.islice(runs, limit), 1):
+    for number, feeds in enumerate(runs, 1):
         try:
             runs_of_model.append(fitted(feeds, model))
         except InputsError as error:
-            raise InputsError(f"{path} does not fit: {error}" + (f" (run {number})" if number > 1 else "")) from error
+            raise InputsError(f"{source} does not fit: {error}" + (f" (run {number})" if number > 1 else "")) from error
     if not runs_of_model:
-        raise InputsError(f"{path} has no inputs for the model")
+        raise InputsError(f"{source} has no inputs for the model")
     return runs_of_model
 
 

@@ -190,14 +190,15 @@ def _unquantized(before: ir.Model, after: ir.Model) -> dict[str, int]:
     """
     left: dict[str, int] = defaultdict(int)
     changed: dict[str, int] = defaultdict(int)
+    types = {value.name: value.dtype for value in initializers(after)}
     for value in initializers(before):
-        tensor, now = value.const_value, after.graph.initializers.get(value.name or "")
+        tensor = value.const_value
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
         plan, users = parameter_plan(value), value.consumers()
         owner = next((owner for user in users if (owner := owner_of(user)) is not None), None)
         module = plan.keys[0].rpartition(".")[0] if plan is not None else owner.call.path if owner is not None else ""
-        sizes = left if now is not None and now.dtype == tensor.dtype else changed
+        sizes = left if types.get(value.name) == tensor.dtype else changed
         sizes[module or "the model"] += tensor.nbytes
     mostly = {module: size for module, size in left.items() if size > changed[module]}
     return dict(sorted(mostly.items(), key=lambda entry: -entry[1]))

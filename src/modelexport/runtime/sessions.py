@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from modelexport.core.text import reason_of
-from modelexport.errors import FileFormatError, RunError, UsageError
+from modelexport.core.text import error_line, reason_of
+from modelexport.errors import FileFormatError, InputsError, RunError, UsageError
 from modelexport.files.linked_weights import check_weights_files, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
@@ -270,6 +270,18 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
         if not running.done():
             options.terminate = True  # is seen between two nodes
             wait([running], _SECONDS_TO_END)
+
+
+def as_array(name: str, value: Any) -> Any:
+    """A value for an input as an array.
+
+    Raises:
+        InputsError: It is not one, or a tensor of PyTorch that is on a device, or has gradients.
+    """
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputsError(f"NumPy cannot read {name} ({error_line(error)}): give an array") from error
 
 
 def arrays_in(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.manifest_file import read_manifest
 from modelexport.files.path_or_model import Source
 from modelexport.format.package_manifest import Manifest
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.sessions import as_array, open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference, compare_arrays
 
@@ -53,10 +50,7 @@ def run_chain(
     if isinstance(folder, Mapping):
         raise UsageError("the folder comes before the arrays: call run_chain(folder, feeds)")
     manifest = read_stages(folder)
-    try:
-        values = {name: np.asarray(value) if hasattr(value, "__array__") else value for name, value in feeds.items()}
-    except (TypeError, RuntimeError) as error:  # on a device, with gradients, or of a type that NumPy does not have
-        raise InputsError(f"NumPy cannot read the inputs ({error_line(error)}): give arrays") from error
+    values = {name: as_array(name, value) if hasattr(value, "__array__") else value for name, value in feeds.items()}
     outputs: dict[str, Any] = {}
     for part in manifest.parts:
         if missing := [name for name in part.inputs if name not in values]:
