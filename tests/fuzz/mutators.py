@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import numpy as np
 import onnx
 
 from corpus import properties, set_property
-from modelexport.files.onnx_models import load_onnx, record_documents
 from modelexport.format import keys
 
 Random = np.random.Generator
@@ -345,11 +345,10 @@ def mutate_document(random: Random, model: Path, suffix: str) -> str:
     changed = encoded(random, mutate_json(random, json.loads(path.read_text()))).encode()
     path.write_bytes(changed)
     if random.random() < 0.7:
-        found = load_onnx(model)
-        names = json.loads(found.metadata_props[keys.DOCUMENTS])
-        record_documents(found, {name: model.with_suffix(name).read_bytes() for name in names})
         proto = onnx.load(model)
-        set_property(proto, keys.DOCUMENTS, found.metadata_props[keys.DOCUMENTS])
+        names = json.loads(next(entry.value for entry in proto.metadata_props if entry.key == keys.DOCUMENTS))
+        digests = {name: hashlib.sha256(model.with_suffix(name).read_bytes()).hexdigest() for name in names}
+        set_property(proto, keys.DOCUMENTS, json.dumps(digests))
         model.write_bytes(proto.SerializeToString())
         return f"{suffix}, recorded"
     return suffix
