@@ -32,7 +32,7 @@ from torch.nn import functional
 import modelexport
 import models  # noqa: F401  it makes torchvision and pillow importable
 from modelexport.graph.size_conditions import SizeCondition, broken, conditions_of
-from modelexport.pytorch.inputs.other_sizes import given_sizes, inputs_of_file, symbol_sizes, with_sizes
+from modelexport.pytorch.inputs.other_sizes import changeable_sizes, inputs_of_file, symbol_sizes, with_sizes
 from modelexport.pytorch.nested_tensors import output_tensors, run_arguments, tensors_in
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
@@ -260,7 +260,7 @@ def row(name: str, build: Callable[[], Built], frontend: str, folder: Path) -> t
     sizes = symbol_sizes(inputs, file.model)
     within, wrong, without, needless = 0, [], 0, 0
     used = dict.fromkeys((one.formula for one in conditions), False)
-    for changed in other_sizes(sizes, list(given_sizes(inputs, file.model))):
+    for changed in other_sizes(sizes, list(changeable_sizes(inputs, file.model))):
         found = off(file, session, model, with_sizes(inputs, file.model, changed))
         failing: list[SizeCondition] = broken(conditions, changed)
         if found is None:

@@ -26,7 +26,7 @@ class SpoiledDevice:
         lacks: Operators that the processor runs.
     """
 
-    halves = True
+    runs_any_span = True
 
     def __init__(self, spoils: Spoils, by: float = 1.2, lacks: Collection[str] = ()) -> None:
         self.device = Device(name="spoiled", provider="SpoiledExecutionProvider")

@@ -18,7 +18,7 @@ from exports import Exporter
 from modelexport.cli.printing import fitting_depth, left_out, rendered, styled
 from modelexport.cli.progress import ProgressLine
 from modelexport.core.text import printable
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 
 pty = pytest.importorskip("pty")
 
@@ -134,8 +134,8 @@ def test_work_of_equal_pieces_says_how_long_it_will_take(monkeypatch: pytest.Mon
     clock.now = -5.0  # so that the line is drawn at once
     line.start(terminal, "sensitivity")  # type: ignore[arg-type]
     clock.now = 0.0
-    for piece in counted(range(30)):
-        assert [*counted("abc")] == [*"abc"]
+    for piece in with_progress(range(30)):
+        assert [*with_progress("abc")] == [*"abc"]
         if piece == 1:
             assert drawn("\r\x1b[Ksensitivity ... 13 s, about 4 min left")
         if piece == 20:

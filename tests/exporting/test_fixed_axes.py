@@ -15,7 +15,7 @@ from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.errors import CheckError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_symbols import put_size
-from modelexport.pytorch.inputs.other_sizes import given_sizes, resized
+from modelexport.pytorch.inputs.other_sizes import changeable_sizes, resized
 from modelexport.tagged.file import read_tagged
 
 
@@ -90,7 +90,7 @@ def test_sums_of_symbols_are_changed_together(tmp_path: Path) -> None:
     named = RequestedNames(axes={("new", 1): "sequence", ("past", 1): "past", ("mask", 1): "past + sequence"})
     export(Cached().eval(), inputs, tmp_path / "x.onnx", dynamic=True, interface=named, frontend="dynamo")
     file = read_tagged(tmp_path / "x.onnx").model
-    assert {"sequence", "past"} <= given_sizes(inputs, file).keys()
+    assert {"sequence", "past"} <= changeable_sizes(inputs, file).keys()
     other = resized(inputs, file)
     assert isinstance(other, dict)
     assert [tuple(tensor.shape) for tensor in other.values()] == [(3, 6), (3, 10), (3, 16)]

@@ -34,7 +34,7 @@ def traced() -> Trace:
         trace.tensors.append(SeenTensor(TensorPlace(call, side, "t"), content, "float32", array.shape))  # type: ignore[arg-type]
     trace.contents.add(3.0 * X).computed[STEM] = None
     trace.choices.append(Choice(X.astype(np.float64), np.argsort(X)))
-    trace.drawn.append((DOWN, np.array([0.5, 1.5])))
+    trace.random_numbers.append((DOWN, np.array([0.5, 1.5])))
     return trace
 
 
@@ -58,8 +58,8 @@ def test_a_trace_is_read_as_it_was_written(tagged: TaggedFile) -> None:
         assert (seen.place, seen.dtype, seen.shape) == (expected.place, expected.dtype, expected.shape)
         np.testing.assert_array_equal(seen.content.array, expected.content.array)
     np.testing.assert_array_equal(found.choices[0].indices, right.choices[0].indices)
-    assert found.drawn[0][0] == DOWN
-    np.testing.assert_array_equal(found.drawn[0][1], right.drawn[0][1])
+    assert found.random_numbers[0][0] == DOWN
+    np.testing.assert_array_equal(found.random_numbers[0][1], right.random_numbers[0][1])
 
 
 def test_the_same_trace_gives_the_same_bytes(tagged: TaggedFile) -> None:

@@ -217,11 +217,13 @@ def test_random_numbers_are_those_of_the_model() -> None:
         set_owner(node, Owner((ModuleCall("a", 0),)))
     x, drawn = np.zeros(3), np.array([0.5, 1.5, 2.5])
     with_numbers = trace_file(
-        FileRun(model, in_float64_for="float32"), {"x": x}, Trace(drawn=[(ModuleCall("a", 0), drawn)])
+        FileRun(model, in_float64_for="float32"), {"x": x}, Trace(random_numbers=[(ModuleCall("a", 0), drawn)])
     )
     np.testing.assert_array_equal(with_numbers.outputs["y"], drawn)
     assert not with_numbers.random
-    others = trace_file(FileRun(model, in_float64_for="float32"), {"x": x}, Trace(drawn=[(ModuleCall("b", 0), drawn)]))
+    others = trace_file(
+        FileRun(model, in_float64_for="float32"), {"x": x}, Trace(random_numbers=[(ModuleCall("b", 0), drawn)])
+    )
     assert {value.name for value in others.random} == {"r", "y"}
 
 

@@ -24,7 +24,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.graph.size_conditions import SizeCondition, renamed, simplified
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
-    given_sizes,
+    changeable_sizes,
     inputs_of_file,
     next_odd,
     symbol_sizes,
@@ -77,7 +77,7 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
 
 def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Iterator[SizeCondition]:
     """A condition for each axis with whose other sizes other instructions of the model's code run."""
-    sizes, before = symbol_sizes(inputs, graph), list(given_sizes(inputs, graph))
+    sizes, before = symbol_sizes(inputs, graph), list(changeable_sizes(inputs, graph))
     path = _instructions(model, inputs)
 
     def deciding(changed: Mapping[str, int]) -> tuple[str, str] | bool | None:

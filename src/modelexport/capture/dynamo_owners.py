@@ -14,13 +14,14 @@ from torch import nn
 
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TensorSpec, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.format import keys
 from modelexport.graph.narrow_to_float32 import OPERATION
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.properties import put_texts, text_of
 from modelexport.tagged.found_calls.recorded_stacks import NAME_SCOPES
 
-ADDRESS_KEY = "modelexport.call"
+ADDRESS_KEY = keys.CALL
 """The annotation of an FX node with the address of its call."""
 PORTS_KEY = "modelexport.ports"
 """The annotation with the boundary ports that its value comes to, each with the item of a result of several."""

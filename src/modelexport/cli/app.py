@@ -19,7 +19,7 @@ from modelexport.cli.imports_when_used import import_when_used
 from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, suggest
 from modelexport.core.version import __version__
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
@@ -157,7 +157,7 @@ def _misused(error: Any) -> str:
     text = text.replace("Value error, ", "").replace(". Did you mean", "; did you mean")
     text = text.replace("Input should be a valid number, unable to parse string as a number", _NO_NUMBER)
     if wrong := _NO_CHOICE.search(text):
-        text += nearest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
+        text += suggest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "modelexport"
     if (option := getattr(error, "option_name", "")) and context is not None and context.parent is not None:

@@ -58,7 +58,7 @@ TEXT_CHARACTERS = 500_000
 """Characters of a text that is tokenized at once: tokens take several hundred bytes each."""
 IMAGE_PIXELS = 2**26
 """Pixels of an image, which take up to 8 bytes each while it is decoded and converted."""
-FORMULA_CHARACTERS = 1000
-"""Of a size that is written as a formula; longer ones are names."""
+FORMULA_CHARACTERS = 2000
+"""Of a size or a condition that is written as a formula. A longer size is a name; a longer condition is not read."""
 SIZE_DIGITS = 40
 """Of a number in such a formula, and of what it computes."""

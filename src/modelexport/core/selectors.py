@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, suggest
 from modelexport.errors import NoSuchCallError, UsageError
 
 _CLASS = "class:"
@@ -110,7 +110,7 @@ def find_call(name: str, tags: Mapping[Call, str], *, where: object = "the model
         raise NoSuchCallError(f"'{name}' is ambiguous in {where}: it could be {first_few(meant)}; give one of these")
     known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
     raise NoSuchCallError(
-        f"{where} has no module call '{name}'{nearest(name, known)}; `modelexport tree {where}` lists them"
+        f"{where} has no module call '{name}'{suggest(name, known)}; `modelexport tree {where}` lists them"
     )
 
 
@@ -123,7 +123,7 @@ def _matches(
         classes = {call: class_in_tag(tag) for call, tag in tags.items()}
         matching = [call for call in order if fnmatchcase(classes[call], wanted)]
         if not matching:
-            raise UsageError(f"{where} has no class '{wanted}'{nearest(wanted, set(classes.values()))}")
+            raise UsageError(f"{where} has no class '{wanted}'{suggest(wanted, set(classes.values()))}")
         return matching
     if not _GLOB.search(selector) or any(selector in (str(call), tags[call]) for call in order):
         return [find_call(selector, tags, where=where)]
@@ -148,8 +148,8 @@ def nearest_selectors(selector: str, known: Collection[str]) -> str:
     separator = "/" if "/" in beginning else "."
     parts = end.count(separator) + 1
     ends = sorted({separator.join(name.split(separator)[-parts:]) for name in known} - {end})
-    by_end = nearest(end, ends, beginning=beginning if "*" in beginning else f"*{separator}")
-    return by_end if "*" in beginning and by_end else nearest(selector, known) or by_end
+    by_end = suggest(end, ends, beginning=beginning if "*" in beginning else f"*{separator}")
+    return by_end if "*" in beginning and by_end else suggest(selector, known) or by_end
 
 
 def _glob(pattern: str, separator: str) -> re.Pattern[str]:

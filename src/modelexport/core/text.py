@@ -158,7 +158,7 @@ _MOST_BEGUN = 5
 """Names with the same beginning that a line lists; of more it lists the likeliest."""
 
 
-def nearest(name: str, known: Collection[str], *, beginning: str = "") -> str:
+def suggest(name: str, known: Collection[str], *, beginning: str = "") -> str:
     """``; did you mean ...?`` with the names that begin with ``name``, else up to three like it, or nothing.
 
     Args:

@@ -19,7 +19,7 @@ def listen(listener: Callable[[int, int], None]) -> None:
     _LISTENERS[:] = [listener]
 
 
-def counted(pieces: Sequence[T]) -> Iterator[T]:
+def with_progress(pieces: Sequence[T]) -> Iterator[T]:
     """Yield pieces of work that take about the same time, and tell how many are done."""
     listeners, _LISTENERS[:] = [*_LISTENERS], []
     try:

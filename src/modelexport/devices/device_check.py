@@ -109,7 +109,7 @@ class _DeviceCheck:
                 culprits += self.wrong_in(child, alone=False)
             elif piece.is_faulty:
                 culprits += self.wrong_in(child)
-        if alone and not self._runs.halves:
+        if alone and not self._runs.runs_any_span:
             return culprits or [self.looked_at[str(call)]]
         if alone and not culprits:  # what is wrong is across its parts, or between them
             culprits.append(self._span(self._main_nodes(call), call))
@@ -214,7 +214,7 @@ class _DeviceCheck:
 
     def _remedies(self, node: ir.Node) -> list[Remedy]:
         owner = owner_of(node)
-        if not self._runs.halves or owner is None or node.graph is not self._tagged.model.graph:
+        if not self._runs.runs_any_span or owner is None or node.graph is not self._tagged.model.graph:
             return []
         self._tell(f"what puts {node.op_type} on {self._runs.device.name}")
         with suppress(UsageError):
@@ -232,7 +232,7 @@ class _DeviceCheck:
         if device.simulated:
             yield f"{device.name} is a simulator here: its times tell nothing about the device"
         if self._result.nodes and device.provider != CPU and device.provider not in self._result.nodes:
-            yield f"no node runs on {device.name}: the processor ran the whole"
+            yield f"no node runs on {device.name}: the CPU ran the whole"
 
 
 def is_owned(node: ir.Node, call: ModuleCall) -> bool:

@@ -11,7 +11,7 @@ from modelexport.runtime.devices import Device
 from modelexport.runtime.part_process import PartResult
 
 PieceStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
-"""``rounding``: beyond the bound, and no further off than the type of the device is on the processor."""
+"""``rounding``: beyond the bound, and no further off than the type of the device is on the CPU."""
 
 
 class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
     """The largest error of its outputs, as a share of their size; ``None`` if it did not run or is not a number."""
     rounding: float | None = None
-    """The same on the processor in the type of the device; measured where the error is beyond the bound."""
+    """The same on the CPU in the type of the device; measured where the error is beyond the bound."""
     reason: str = ""
     nodes: dict[str, int] = {}
     """Providers to the number of nodes that they run of it."""
@@ -56,7 +56,7 @@ class Remedy(msgspec.Struct, frozen=True):
 
 
 class Fallback(msgspec.Struct, frozen=True):
-    """An operator of which nodes run on the processor."""
+    """An operator of which nodes run on the CPU."""
 
     operator: str
     nodes: list[str]

@@ -13,7 +13,7 @@ from modelexport.runtime.part_process import PartResult
 BOUND = 0.01
 """How far off outputs on a device may be, as a share of their size."""
 TIMES_ROUNDING = 2.0
-"""How many times what rounding costs on the processor a device may be off that rounds at other places."""
+"""How many times what rounding costs on the CPU a device may be off that rounds at other places."""
 
 
 class PieceRunner(Protocol):
@@ -21,7 +21,7 @@ class PieceRunner(Protocol):
 
     device: Device
     measured: int
-    halves: bool
+    runs_any_span: bool
     """Whether it can run any span of nodes."""
 
     def run(self, piece: Piece, *, log: bool = False) -> PartResult:
@@ -29,9 +29,9 @@ class PieceRunner(Protocol):
 
 
 def judge(piece: Piece, result: PartResult, device: Device, bound: float) -> tuple[PieceStatus, float | None]:
-    """The status of a piece, and what its type costs on the processor if it is beyond the bound.
+    """The status of a piece, and what its type costs on the CPU if it is beyond the bound.
 
-    An error that ONNX Runtime has on the processor as well, as in a quantized piece, is not blamed on the device: the
+    An error that ONNX Runtime has on the CPU as well, as in a quantized piece, is not blamed on the device: the
     piece agrees. One that only computing in float16 explains is called rounding.
     """
     if result.status != "ran":
@@ -43,7 +43,7 @@ def judge(piece: Piece, result: PartResult, device: Device, bound: float) -> tup
         return "agree", None
     try:
         on_cpu = piece.errors_on_cpu()
-    except UsageError:  # the processor has no kernel
+    except UsageError:  # the CPU has no kernel
         on_cpu = 0.0
     rounding = max(on_cpu, piece.cost_of_half() if device.computes == "float16" else 0.0)
     if result.error <= TIMES_ROUNDING * on_cpu:

@@ -15,7 +15,7 @@ from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.result_display import Written
 from modelexport.core.text import on_one_line, shortened
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 from modelexport.devices.device_check import check
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.judged_pieces import BOUND
@@ -96,7 +96,7 @@ def write_kit(
         (staging / "values").mkdir()
         seen = {tagged.nodes}
         parts.append(_write(pieces.whole(), staging, 0))
-        for call in counted(calls):
+        for call in with_progress(calls):
             tell(str(call))
             try:
                 piece = pieces.of_call(call)
@@ -140,7 +140,7 @@ def verify_results(
 class _Elsewhere:
     """A device on which the parts of a kit were run, and nothing else can be."""
 
-    halves = False
+    runs_any_span = False
     measured = 0
 
     def __init__(self, results: KitResults) -> None:

@@ -12,7 +12,7 @@ from modelexport.runtime.part_process import PartProcess, PartResult, write_part
 class PartRuns(PartProcess):
     """A device that pieces run on, each in a folder that is removed again."""
 
-    halves = True
+    runs_any_span = True
 
     def run(self, piece: Piece, *, log: bool = False) -> PartResult:
         """Run a piece, or read its result from the cache; ``log`` as :meth:`PartProcess.run_part` has it."""

@@ -57,7 +57,7 @@ class Piece:
         return replace(self, model=model, outputs=outputs)
 
     def errors_on_cpu(self) -> float:
-        """The largest error of ONNX Runtime on the processor."""
+        """The largest error of ONNX Runtime on the CPU."""
         results = run_session(open_session(self.model, folder=self.folder, optimized=True), self.inputs)
         return error_between(self.outputs, results)
 
@@ -102,7 +102,7 @@ class PieceCutter:
 
     def __init__(self, tagged: TaggedFile, inputs: Mapping[str, Any]) -> None:
         self._tagged, self._inputs = tagged, inputs
-        with suppress(UsageError):  # the processor has no kernel
+        with suppress(UsageError):  # the CPU has no kernel
             infer_types(tagged)
         self._bytes = 0
         self._cutter = Cutter(tagged)

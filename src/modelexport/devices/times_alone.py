@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.pieces import PieceCutter
 from modelexport.errors import RunError, UsageError
@@ -42,7 +42,7 @@ def time_calls_alone(
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     pieces, on = PieceCutter(tagged, feeds), find_device(device)
     with PartRuns(on, limit=LIMIT, keep=True) as runs:
-        for traced in counted(tagged.calls.calls):
+        for traced in with_progress(tagged.calls.calls):
             tell(str(traced.call))
             try:
                 piece = pieces.of_call(traced.call) if traced.parent is not None else pieces.whole()

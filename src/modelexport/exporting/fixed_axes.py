@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,9 +17,8 @@ from modelexport.traces.array_differences import Verdict
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from modelexport.pytorch.nested_tensors import Inputs
     from modelexport.verify.compared_runs import Compared
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 class FixedAxis(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +58,9 @@ def find_fixed_axes(inputs: Inputs, model: ir.Model, run: Run) -> list[FixedAxis
         model: The file; its conditions of sizes hold in all runs.
         run: Runs the model and the file with sizes of the dynamic axes.
     """
-    from modelexport.pytorch.inputs.other_sizes import given_sizes
+    from modelexport.pytorch.inputs.other_sizes import changeable_sizes
 
-    sizes = given_sizes(inputs, model)
+    sizes = changeable_sizes(inputs, model)
     if not sizes:
         return []
     search = _Search(_runner(inputs, model, run))

@@ -66,16 +66,16 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
         return FileCheck(status="failed", step="outputs", reason=reason)
     sides.trace(inputs, {})  # first, so that no other run is needed to settle
     sides.settle(inputs)
-    truth = sides.trace(inputs, {})
-    differences = sides.as_run(inputs, CPU, truth.outputs, results).outputs
+    reference = sides.trace(inputs, {})
+    differences = sides.as_run(inputs, CPU, reference.outputs, results).outputs
     largest = max((difference.relative or 0.0 for difference in differences), default=0.0)
     wrong = [difference for difference in differences if difference.status == "differ"]
-    compared = sides.compare(inputs, {}, truth)
+    compared = sides.compare(inputs, {}, reference)
     doubted = compared
     if compared.contradictions and (changed := changed_weights(sides.model, sides.tagged.model, None, [])):
         doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
-    doubts = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
-    random = compared.end_to_end.trace.random or truth.drawn
+    doubts = "; ".join(filter(None, (otherwise, _lost_calls(sides, reference), _doubts(doubted))))
+    random = compared.end_to_end.trace.random or reference.random_numbers
     if not wrong:
         is_wrong = masked and not random
         passed = FileCheck(status="passed", reason=doubts, largest=largest)
@@ -84,7 +84,7 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
     if sides.wide and not mistyped and not compared.located.pairs and compared.end_to_end.trace.failed is None:
         if random:
             return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
-        return _right_in_float64(sides, inputs, path, truth, compared, wrong[0], largest)
+        return _right_in_float64(sides, inputs, path, reference, compared, wrong[0], largest)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
 
@@ -93,7 +93,7 @@ def _right_in_float64(
     sides: Sides,
     inputs: Inputs,
     path: Path,
-    truth: Trace,
+    reference: Trace,
     compared: Compared,
     wrong: Difference,
     largest: float,
@@ -106,7 +106,7 @@ def _right_in_float64(
         reason = f"{next(iter(ties)).name} chose other elements of equal scores than PyTorch"
         return FileCheck(status="passed", step="outputs", reason=reason)
     plain = run_session(open_session(path, optimized=False), sides.feeds(inputs))
-    if all(difference.status == "agree" for difference in sides.as_run(inputs, CPU, truth.outputs, plain).outputs):
+    if all(difference.status == "agree" for difference in sides.as_run(inputs, CPU, reference.outputs, plain).outputs):
         reason = f"{wrong.name}: {wrong.reason}; {_OPTIMIZER}"
         return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
     return FileCheck(status="passed", step="outputs", reason=_ROUNDING, largest=largest)
@@ -185,9 +185,9 @@ _OPTIMIZER = "ONNX Runtime computes it rightly only without its optimizations (g
 _ROUNDING = "in float64 it is PyTorch's: in the types of the file rounding grows, or kernels are less exact"
 
 
-def _lost_calls(sides: Sides, truth: Trace) -> str:
+def _lost_calls(sides: Sides, reference: Trace) -> str:
     """The calls that PyTorch makes and the export did not; empty if there are none."""
-    lost = [call for call, parent in truth.parents.items() if call not in sides.tagged.calls and parent is not None]
+    lost = [call for call, parent in reference.parents.items() if call not in sides.tagged.calls and parent is not None]
     if not lost:
         return ""
     return (

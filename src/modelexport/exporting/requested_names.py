@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import CallTree, TensorSpec
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 from modelexport.graph.kept_outputs import keep_outputs
 from modelexport.graph.size_conditions import renamed as renamed_conditions
@@ -66,7 +66,7 @@ class RequestedNames:
         known = [*arguments, *(self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs)]
         for name, _ in self.axes:
             if known and not name.startswith(tuple(known)):
-                raise UsageError(f"the model has no input {name}{nearest(name, known)}; it has {', '.join(known)}")
+                raise UsageError(f"the model has no input {name}{suggest(name, known)}; it has {', '.join(known)}")
 
     @property
     def asked(self) -> frozenset[str]:
@@ -130,7 +130,7 @@ def _renamed(names: Sequence[str], new: Mapping[str, str] | Sequence[str], what:
         new = dict(zip(names, new, strict=True))
     for name in new:
         if name not in names:
-            raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")
+            raise UsageError(f"the model has no {what} {name}{suggest(name, names)}; it has {', '.join(names)}")
     renamed = {name: new.get(name, name) for name in names}
     _check_text(renamed.values())
     if twice := [name for name in renamed.values() if list(renamed.values()).count(name) > 1]:
@@ -150,7 +150,7 @@ def _check_text(names: Iterable[str]) -> None:
 def _kept_outputs(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise UsageError(f"the model has no output {pattern}{nearest(pattern, names)}; it has {', '.join(names)}")
+            raise UsageError(f"the model has no output {pattern}{suggest(pattern, names)}; it has {', '.join(names)}")
     chosen = [i for i, name in enumerate(names) if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
     return chosen if patterns else list(range(len(names)))
 
@@ -163,7 +163,7 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
     _check_text(axes.values())
     for (name, axis), symbol in axes.items():
         if name not in inputs:
-            raise UsageError(f"the model has no input {name}{nearest(name, list(inputs))}; it has {', '.join(inputs)}")
+            raise UsageError(f"the model has no input {name}{suggest(name, list(inputs))}; it has {', '.join(inputs)}")
         shape = inputs[name].shape
         if shape is None or not -len(shape) <= axis < len(shape):
             raise UsageError(f"input {name} has {0 if shape is None else len(shape)} axes, so there is no axis {axis}")

@@ -21,7 +21,6 @@ from modelexport.core.calls import ROOT
 from modelexport.exporting.fixed_axes import (
     FixedAxesError,
     FixedAxis,
-    Inputs,
     Run,
     Tried,
     axes_of,
@@ -46,6 +45,7 @@ from modelexport.graph.size_symbols import SYMBOL
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from modelexport.pytorch.nested_tensors import Inputs
     from modelexport.verify.model_and_file import Sides
 
 
@@ -96,11 +96,11 @@ def find_sizes(
     Raises:
         FixedAxesError: The file fixes sizes of axes that need not be dynamic.
     """
-    from modelexport.pytorch.inputs.other_sizes import given_sizes, symbol_sizes
+    from modelexport.pytorch.inputs.other_sizes import changeable_sizes, symbol_sizes
 
     trials, model = SizeTrials(sides, inputs), sides.tagged.model
     sizes = symbol_sizes(inputs, model)
-    settled = settle_conditions(exported.conditions, sizes, given_sizes(inputs, model), trials.run)
+    settled = settle_conditions(exported.conditions, sizes, changeable_sizes(inputs, model), trials.run)
     record_conditions(model, settled.kept)
     if names is None:
         return SizesFound(settled.kept)
@@ -211,8 +211,6 @@ class Settled:
     kept: list[SizeCondition] = field(default_factory=list)
     reasons: dict[str, Tried] = field(default_factory=dict)
     """The formula of a condition to what happens if it does not hold; none for one that was not tried."""
-    varies: bool = False
-    """Whether the file agrees with the model in a run in which all sizes are others."""
 
 
 def settle_conditions(
@@ -261,7 +259,6 @@ class _Settling:
         if other is None or not self._agrees(other):
             return
         self.pending = [candidate for candidate in self.pending if candidate.in_model or candidate.holds(other)]
-        self.settled.varies |= all(other[symbol] != self.sizes[symbol] for symbol in self.changeable)
 
     def drop_implied(self) -> None:
         """Drop those that always hold with the kept ones."""
@@ -293,7 +290,7 @@ class _Settling:
         against = [other for other in against if not broken(settled.kept, other)]
         others = [candidate for candidate in self.pending if candidate is not condition]
         against.sort(key=lambda other: bool(broken(others, other)))
-        result = _first_results(against, self.run)
+        result = _worst_result(against, self.run)
         if result is None and against and condition.in_model:
             settled.kept.append(condition)
         elif (
@@ -312,8 +309,8 @@ def _with_equal(other: Mapping[str, int], sizes: Mapping[str, int], equal: Seque
     return fitting(equal, other, unchanged) or dict(other)
 
 
-def _first_results(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
-    """What happens at some of several sizes; ``None`` if they are too large."""
+def _worst_result(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
+    """The worst that happens at some of several sizes; ``None`` if they are too large."""
     results: list[Tried] = []
     for other in candidates:
         if (result := run(other)) is None:
@@ -323,9 +320,7 @@ def _first_results(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried |
         most = _RUNS if agreeing or result.status != "not compared" else _REFUSED
         if result.status == "differ" or agreeing == _AGREEING or len(results) >= most:
             break
-    return max(
-        results, key=lambda earlier: ("not compared", "tie", "agree", "differ").index(earlier.status), default=None
-    )
+    return max(results, key=lambda tried: ("not compared", "tie", "agree", "differ").index(tried.status), default=None)
 
 
 _LOOKED_AT, _RUNS, _REFUSED, _AGREEING = 24, 4, 12, 2

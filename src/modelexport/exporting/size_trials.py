@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from modelexport.core.collected_messages import collected
-from modelexport.exporting.fixed_axes import Inputs, Tried, tried
+from modelexport.exporting.fixed_axes import Tried, tried
 
 if TYPE_CHECKING:
+    from modelexport.pytorch.nested_tensors import Inputs
     from modelexport.verify.model_and_file import Sides
 
 

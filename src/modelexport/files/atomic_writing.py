@@ -108,9 +108,9 @@ class Replacement:
             for move in placed:
                 if move.target.exists() and move.target not in gone:
                     try:
-                        os.link(move.target, move.before)
+                        os.link(move.target, move.backup)
                     except OSError:  # links are not possible
-                        shutil.copy2(move.target, move.before)
+                        shutil.copy2(move.target, move.backup)
             for move in moves:
                 for folder in [above for above in reversed(move.target.parents) if not above.exists()]:
                     folder.mkdir()

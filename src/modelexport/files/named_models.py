@@ -10,8 +10,8 @@ from modelexport.errors import ModelLoadError
 
 BERT_TINY = "bert-tiny"
 """The built-in example: the configuration of google/bert_uncased_L-2_H-128_A-2, with seeded random weights."""
-LOCAL = "a directory with config.json and model.safetensors, package:folder, bert-tiny, or file.py:factory"
-"""What to give instead, in messages."""
+WAYS_TO_NAME_IT = "a directory with config.json and model.safetensors, package:folder, bert-tiny, or file.py:factory"
+"""How a model can be named, for messages."""
 _DESCRIPTIONS = ("config.json", "model_index.json", "modules.json")
 """The files of which a folder with a model has at least one: of transformers, diffusers and sentence-transformers."""
 
@@ -66,7 +66,7 @@ def check_named(spec: str) -> None:
                 f"the weights in {folder} are a GGUF file: give file.py:factory, a function that returns "
                 f"from_pretrained({str(folder)!r}, gguf_file={gguf.name!r})"
             )
-        raise ModelLoadError(f"{folder} has no config.json: give {LOCAL}")
+        raise ModelLoadError(f"{folder} has no config.json: give {WAYS_TO_NAME_IT}")
     if ":" in spec:
         place, _, attribute = spec.rpartition(":")
         if not place or not attribute:
@@ -76,9 +76,9 @@ def check_named(spec: str) -> None:
         if place.endswith(".py") and not Path(place).expanduser().is_file():
             raise ModelLoadError(f"no such file: {place} (for {spec})")
     elif spec != BERT_TINY and path.is_file():
-        hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {LOCAL}"
+        hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {WAYS_TO_NAME_IT}"
         raise ModelLoadError(f"{spec} is a file: {hint}")
     elif spec != BERT_TINY and "/" not in spec and (models := models_in_package(spec)):
         raise ModelLoadError(f"{spec} is a package: give {' or '.join(models)}")
     elif not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec):
-        raise ModelLoadError(f"no such directory: {spec}; give {LOCAL}")
+        raise ModelLoadError(f"no such directory: {spec}; give {WAYS_TO_NAME_IT}")

@@ -25,8 +25,9 @@ class Order(IntEnum):
     """A manifest that readers refuse."""
     OLD_DOCUMENT = auto()
     OLD_MODEL = auto()
-    OLD = auto()
-    NEW = auto()
+    OLD_OTHER = auto()
+    OTHER = auto()
+    """Neither a model nor what describes one: weights."""
     MODEL = auto()
     DOCUMENT = auto()
     MANIFEST = auto()
@@ -39,7 +40,7 @@ class Move:
     order: Order
     file: Path
     target: Path
-    before: Path
+    backup: Path
     """The second name that what was there gets."""
 
     @property
@@ -53,12 +54,12 @@ class Move:
             mask = os.umask(0)
             os.umask(mask)
             self.file.chmod(0o666 & ~mask)  # safetensors writes files that nobody else may read
-        self.file.replace(self.before if self.is_away else self.target)
+        self.file.replace(self.backup if self.is_away else self.target)
 
     def undo(self) -> None:
         """Put back what was at the target, or remove what has been moved there."""
-        if self.before.exists():
-            self.before.replace(self.target)
+        if self.backup.exists():
+            self.backup.replace(self.target)
         elif not self.file.exists():
             self.target.unlink()
 
@@ -109,7 +110,7 @@ class Staged:
             models: Models are among all files that are moved; else each file takes the place of the old one.
         """
         new, stale, manifest = self.new(), self.stale(), self.directory / MANIFEST
-        has_weights = any(kind_of(file) is Order.NEW for file in (*new.values(), *stale))
+        has_weights = any(kind_of(file) is Order.OTHER for file in (*new.values(), *stale))
         ordered: list[tuple[Order, Path, Path]] = []
         replaced = [target for target in new.values() if models and target.exists()]
         for target in (*stale, *replaced):
@@ -130,14 +131,14 @@ class Staged:
         return [Move(*move, before / str(number)) for number, move in enumerate(ordered)]
 
 
-_OLD = {Order.DOCUMENT: Order.OLD_DOCUMENT, Order.MODEL: Order.OLD_MODEL, Order.NEW: Order.OLD}
+_OLD = {Order.DOCUMENT: Order.OLD_DOCUMENT, Order.MODEL: Order.OLD_MODEL, Order.OTHER: Order.OLD_OTHER}
 
 
 def kind_of(file: Path) -> Order:
     """Whether a new file is a model, a document, or another file."""
     if file.suffix == ".onnx":
         return Order.MODEL
-    return Order.DOCUMENT if file.name.endswith((*DOCUMENT_SUFFIXES, ".json")) else Order.NEW
+    return Order.DOCUMENT if file.name.endswith((*DOCUMENT_SUFFIXES, ".json")) else Order.OTHER
 
 
 def files_in(staging: Path) -> Iterator[Path]:

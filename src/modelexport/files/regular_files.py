@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modelexport.core.limits import SETTINGS_BYTES
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import FileFormatError, ModelExportError, NotWrittenError
 from modelexport.files.named_models import BERT_TINY
 
@@ -46,7 +46,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 def _near(path: Path) -> str:
     """``; did you mean ...?`` with files of the folder that have a name like this."""
     with contextlib.suppress(OSError, ValueError):
-        return nearest(path.name, [near.name for near in islice(path.parent.glob(f"*{path.suffix}"), _MOST)])
+        return suggest(path.name, [near.name for near in islice(path.parent.glob(f"*{path.suffix}"), _MOST)])
     return ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+IDENTITY: ir.OperatorIdentifier = ("", "Identity", "")
 READ_SIZES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read the sizes of what they take, and no value of it."""
 
@@ -74,6 +75,11 @@ def graphs_of(attribute: ir.Attr) -> Sequence[ir.Graph]:
     if (kind is not _GRAPH and kind is not _GRAPHS) or attribute.is_ref():
         return ()
     return (attribute.as_graph(),) if kind is _GRAPH else attribute.as_graphs()
+
+
+def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
+    """Each nested graph to its enclosing node."""
+    return {graph: node for node in nodes for graph in nested_graphs(node)}
 
 
 _GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
@@ -156,7 +162,7 @@ def values_taken(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def nodes_behind(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
-    """The nodes that values depend on, each once, nearest first; those of nested graphs come with their nodes."""
+    """The nodes that values depend on, each once, in no particular order; nested graphs are part of their nodes."""
     pending = [producer for value in values if (producer := value.producer()) is not None]
     seen = set(pending)
     while pending:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import FORMULA_CHARACTERS
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
 from modelexport.format.documents import ValidIf
@@ -63,7 +64,7 @@ def conditions_of(model: ir.Model) -> list[SizeCondition]:
 
 def conditions_of_formulas(formulas: Iterable[str]) -> list[SizeCondition]:
     """Conditions from the formulas in a file, without those that are too long to be looked at."""
-    return [SizeCondition(formula) for formula in formulas if len(formula) <= _LONGEST]
+    return [SizeCondition(formula) for formula in formulas if len(formula) <= FORMULA_CHARACTERS]
 
 
 def check_sizes(conditions: Collection[SizeCondition], sizes: Sizes) -> None:
@@ -173,9 +174,8 @@ def follows(condition: SizeCondition, others: Collection[SizeCondition]) -> bool
 
 _NEAREST = 8
 """How many sizes on each side of the given one are looked at."""
-_DENSE, _LONGEST = 4096, 2000
-"""All sizes up to the first are looked at, and above it those near the numbers of a formula. The second is the most
-characters of a formula."""
+_DENSE = 4096
+"""All sizes up to this one are looked at, and above it those near the numbers of a formula."""
 
 
 def _all_hold(conditions: Collection[SizeCondition], sizes: Mapping[str, Any], count: int) -> Any:

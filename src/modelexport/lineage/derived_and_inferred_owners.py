@@ -9,11 +9,8 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes, consumers, nested_graphs
+from modelexport.graph.nodes import IDENTITY, all_nodes, consumers, enclosing_nodes
 from modelexport.graph.snapshot import SourceGraph
-
-_IDENTITY = ("", "Identity", "")
-"""Operators that compute nothing, so their owners are not owners of the node that they were fused into."""
 
 
 class LostCalls:
@@ -31,14 +28,14 @@ class LostCalls:
         self._found: dict[str, tuple[tuple[ModuleCall, ...], ...]] = {}
         """Value to the owners of each node behind it, equal ones once."""
 
-    def behind(self, names: Iterable[str | None], known_calls: Collection[ModuleCall] = ()) -> dict[ModuleCall, None]:
+    def behind(self, names: Iterable[str | None], own_calls: Collection[ModuleCall] = ()) -> dict[ModuleCall, None]:
         """The owners of the source nodes between values that are present and these.
 
         No node is visited twice, but each lost value keeps all owners behind it: a long lost region of many calls takes
         the product of both.
 
         Args:
-            own: The calls of the asking node: of merged equal nodes, it replaces the one of its own call.
+            own_calls: The calls of the asking node: of merged equal nodes, it replaces the one of its own call.
         """
         calls: dict[ModuleCall, None] = {}
         for name in names:
@@ -47,7 +44,7 @@ class LostCalls:
             if name not in self._found:
                 self._search(name)
             for owners in self._found[name]:
-                if len(owners) == 1 or not any(call in known_calls for call in owners):
+                if len(owners) == 1 or not any(call in own_calls for call in owners):
                     calls.update(dict.fromkeys(owners))
         return calls
 
@@ -70,16 +67,12 @@ class LostCalls:
             pending.extend(used for used in source.nodes[source.producer[current]].inputs if used is not None)
         for current in reversed(order):
             node = source.nodes[source.producer[current]]
-            stacks = dict.fromkeys([node.owner.calls] if node.owner is not None and node.op != _IDENTITY else ())
+            # An Identity computes nothing: its calls are not those of the node that it was fused into.
+            stacks = dict.fromkeys([node.owner.calls] if node.owner is not None and node.op != IDENTITY else ())
             for used in node.inputs:
                 if used is not None:
                     stacks.update(dict.fromkeys(self._found.get(used, ())))
             self._found[current] = tuple(stacks)
-
-
-def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
-    """Each nested graph to its enclosing node."""
-    return {graph: node for node in nodes for graph in nested_graphs(node)}
 
 
 def place_unowned(model: ir.Model) -> None:

@@ -12,7 +12,7 @@ import onnx
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import first_few, nearest, reason_of
+from modelexport.core.text import first_few, reason_of, suggest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
@@ -64,7 +64,7 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
     if tool not in TOOLS:
-        raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; the tools are {', '.join(TOOLS)}")
+        raise UsageError(f"there is no tool '{tool}'{suggest(tool, TOOLS)}; the tools are {', '.join(TOOLS)}")
     chosen = TOOLS[tool]
     try:
         importlib.import_module(chosen.module)

@@ -21,11 +21,10 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import IDENTITY, enclosing_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
 from modelexport.lineage.derived_and_inferred_owners import (
     LostCalls,
-    enclosing_nodes,
     infer_from_neighbors,
     place_new_nodes,
 )
@@ -59,9 +58,6 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
         if name not in state.values and (value := state.values.get(state.unchanged(name))) is not None:
             state.values[name] = value
     return state.values
-
-
-_IDENTITY: ir.OperatorIdentifier = ("", "Identity", "")
 
 
 @dataclass
@@ -122,7 +118,7 @@ class _State:
         """The value that a source value is a copy of; itself if it is not one."""
         while (index := self.source.producer.get(name)) is not None:
             node = self.source.nodes[index]
-            if node.op != _IDENTITY or node.inputs[0] is None:
+            if node.op != IDENTITY or node.inputs[0] is None:
                 break
             name = node.inputs[0]
         return name

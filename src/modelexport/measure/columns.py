@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 
 Side = Literal["own", "total"]
@@ -56,7 +56,7 @@ def column_named(columns: Iterable[Column], name: str) -> Column:
     """
     shown = {column.name: column for column in columns if not column.hidden}
     if name not in shown:
-        raise UsageError(f"there is no column '{name}'{nearest(name, shown)}; the columns are {', '.join(shown)}")
+        raise UsageError(f"there is no column '{name}'{suggest(name, shown)}; the columns are {', '.join(shown)}")
     return shown[name]
 
 

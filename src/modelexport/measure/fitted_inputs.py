@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.limits import INPUT_BYTES
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, suggest
 from modelexport.errors import InputsError
 from modelexport.format.keys import ADOPTED
 from modelexport.graph.nodes import required_inputs, sizes_of
@@ -76,7 +76,7 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
     """
     names = list(dict.fromkeys(known))
     if surplus := [name for name in given if name not in names]:
-        raise InputsError(f"{what} has no input {surplus[0]}{nearest(surplus[0], names)}: it takes {', '.join(names)}")
+        raise InputsError(f"{what} has no input {surplus[0]}{suggest(surplus[0], names)}: it takes {', '.join(names)}")
 
 
 def check_named_sizes(arrays: Mapping[str, Any], model: ir.Model) -> None:

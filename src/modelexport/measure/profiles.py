@@ -18,7 +18,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.text import plural
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
@@ -134,7 +134,7 @@ def profile(
         path = flat_file(tagged, folder)  # ONNX Runtime renames the nodes of functions
         feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
         how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
-        how["rounds"] = counted(range(2 * (warmup + runs) + 1))
+        how["rounds"] = with_progress(range(2 * (warmup + runs) + 1))
         wall = time_runs(path, feeds, **how)
         measured, optimized = profile_runs(path, feeds, folder, **how)
         kernels = _joined(tagged, load_onnx(optimized), measured)

@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 from modelexport.files.protobuf_reading import serialized_graphs
 from modelexport.format.dtypes import bit_width
@@ -113,7 +113,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     for name in known_sizes:
         if name not in symbols and name not in used:
             has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
-            raise UsageError(f"the model has no dynamic axis '{name}'{nearest(name, symbols)}{has}")
+            raise UsageError(f"the model has no dynamic axis '{name}'{suggest(name, symbols)}{has}")
     left = {name for text, size in numbers.items() if size is None for name in symbols_in(text)}
     computed = left.difference(symbols, known_sizes)
     return Shapes(known, types, tuple(name for name in symbols if name not in known_sizes), tuple(sorted(computed)))

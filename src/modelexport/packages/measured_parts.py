@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.text import nearest, plural
+from modelexport.core.text import plural, suggest
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost, read_one
@@ -281,7 +281,7 @@ def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
     for name in sizes:
         if name not in known:
             has = f"they have {', '.join(dict.fromkeys(known))}" if known else "all of their sizes are fixed"
-            raise UsageError(f"the parts of {path} have no dynamic axis '{name}'{nearest(name, known)}; {has}")
+            raise UsageError(f"the parts of {path} have no dynamic axis '{name}'{suggest(name, known)}; {has}")
     uses = {
         name: PartUse(tagged, {symbol: size for symbol, size in sizes.items() if symbol in symbols[name]}, name)
         for name, tagged in files.items()

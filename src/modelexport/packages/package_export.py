@@ -16,7 +16,7 @@ from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.result_display import Rows as TableRows
 from modelexport.core.result_display import Written
 from modelexport.core.text import error_line, plural
-from modelexport.core.timed_stages import Stages, counted
+from modelexport.core.timed_stages import Stages, with_progress
 from modelexport.errors import CaptureError, CheckError, ModelExportError, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Keywords, Options, PackageOptions
@@ -118,24 +118,24 @@ def export_package(
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
     folder, stages = Path(folder), stages or Stages(progress)
-    lies_in = None if directory is None else Path(directory)
+    model_folder = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
     options.check_together(package=True)
     if is_diffusion_pipeline(model):
         model = as_module(model)
-    check_package_folder(folder, [] if lies_in is None else [lies_in])
+    check_package_folder(folder, [] if model_folder is None else [model_folder])
     with stages("parts"):
         user_inputs = inputs if isinstance(inputs, Mapping) else None
-        kind, all_forms = kind_and_forms(model, options.package, inputs, options.weights.to_check, lies_in)
+        kind, all_forms = kind_and_forms(model, options.package, inputs, options.weights.to_check, model_folder)
         forms = iter(all_forms)
         best = next(forms)
     with checked_and_written(
-        folder, [] if lies_in is None else [lies_in], make=True, package=True, check=False
+        folder, [] if model_folder is None else [model_folder], make=True, package=True, check=False
     ) as staging:
         with stages("weights"):
             shared: Mapping[str, Weights]
             if isinstance(model, PipelineModules):
-                shared = share_components(best, lies_in, staging, options.weights.weights)
+                shared = share_components(best, model_folder, staging, options.weights.weights)
             else:
                 weights = share_weights(model, options.weights.source, staging, options.weights.weights)
                 shared = defaultdict(lambda: weights)
@@ -147,9 +147,9 @@ def export_package(
             restart_after = restart_length(model) if kind == "generate" else 0
             manifest = _manifest(kind, form, results, sorted(places), restart_after)
             with stages("generate" if kind == "generate" else "comparison"):
-                notes += check_package(model, manifest, staging, lies_in, results, user_inputs, options)
+                notes += check_package(model, manifest, staging, model_folder, results, user_inputs, options)
             notes += [f"{part.name}: {note}" for part in form for note in part.notes]
-            notes += write_layouts(model, lies_in, staging, manifest, form)
+            notes += write_layouts(model, model_folder, staging, manifest, form)
             write_manifest(manifest, staging)
             written = {file.relative_to(staging): file.stat() for file in staging.rglob("*") if file.is_file()}
             heavy = {written[Path(file)].st_ino: written[Path(file)].st_size for file in manifest.weights}
@@ -212,7 +212,7 @@ def _export_each(
     constants = [input_name for input_name in options.capture.constants if input_name not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
-    for part in counted(parts):
+    for part in with_progress(parts):
         own_stages = stages.within(part.name)
         keywords: Keywords = {
             "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else _INTERFACES.get(kind),

@@ -14,7 +14,7 @@ from torch import nn
 
 from modelexport.core.result_display import Rows, Shown, error_text
 from modelexport.core.text import error_line
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
@@ -105,7 +105,7 @@ def verify_generation(
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
     runs = [
         _compare(model, package, generator, name, batch, new_tokens, provider)
-        for name, batch in counted([*batches.items()])
+        for name, batch in with_progress([*batches.items()])
     ]
     return GenerationReport(runs=runs, parameters=verify_parameters_of_parts(model, package))
 

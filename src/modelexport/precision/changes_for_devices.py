@@ -1,4 +1,4 @@
-"""Changes of nodes that may make a device compute them right, or run them; on the processor they change nothing, or
+"""Changes of nodes that may make a device compute them right, or run them; on the CPU they change nothing, or
 bring the result nearer to that of the unquantized model."""
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _without_quantization(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 
 
 def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
-    """Put the nodes into a branch: devices that compile do not enter ``If``, and the processor runs what is in it.
+    """Put the nodes into a branch: devices that compile do not enter ``If``, and the CPU runs what is in it.
 
     The condition, that an input has at least 0 elements, always holds, and is not computed before the file runs.
     """

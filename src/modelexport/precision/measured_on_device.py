@@ -58,7 +58,7 @@ class OnDevice(SwitchableSession):
         """The output for inputs, with a method for some units; ``None`` if the device does not run it.
 
         Raises:
-            UsageError: The model does not run with these inputs on the processor.
+            UsageError: The model does not run with these inputs on the CPU.
         """
         if choice is None:
             return super().run(feeds)

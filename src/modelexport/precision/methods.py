@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import nearest, reason_of
+from modelexport.core.text import reason_of, suggest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.runtime.half_precision import LARGEST, in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
@@ -97,14 +97,14 @@ def parse_method(text: str) -> Method | None:
     if name == KEEP and not rest:
         return None
     if name not in METHODS:
-        raise UsageError(f"there is no method '{name}'{nearest(name, METHODS)}; the methods are {', '.join(METHODS)}")
+        raise UsageError(f"there is no method '{name}'{suggest(name, METHODS)}; the methods are {', '.join(METHODS)}")
     row = METHODS[name]
     options: dict[str, Option] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in row.options:
             known = ", ".join(f"{key}={value}" for key, value in row.options.items()) or "none"
-            raise UsageError(f"{name} has no option '{key}'{nearest(key, row.options)}; it has {known}")
+            raise UsageError(f"{name} has no option '{key}'{suggest(key, row.options)}; it has {known}")
         options[key] = _value(f"{name}:{key}", row.options[key], value if equals else "true", row.choices.get(key))
     if without := [key for key in _WITHOUT.get(str(options.get("algorithm")), ()) if key in options]:
         raise UsageError(f"{name}:algorithm={options['algorithm']} has no option '{without[0]}': leave it out")

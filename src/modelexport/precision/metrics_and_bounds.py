@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.core.text import error_line, nearest
+from modelexport.core.text import error_line, suggest
 from modelexport.errors import UsageError
 from modelexport.traces.array_differences import relative_error
 
@@ -97,7 +97,7 @@ def find_metric(name: str) -> Metric:
     file, _, function = name.rpartition(":")
     if not file.endswith(".py"):
         known = ", ".join(METRICS)
-        raise UsageError(f"there is no metric '{name}'{nearest(name, METRICS)}; give {known} or file.py:function")
+        raise UsageError(f"there is no metric '{name}'{suggest(name, METRICS)}; give {known} or file.py:function")
     try:
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
         assert spec is not None and spec.loader is not None

@@ -27,7 +27,7 @@ CHANGES: Mapping[str, str] = {
     "definition": "replaced by the function that ONNX defines the operator as",
     "int16": "with activations of 16 bits instead of 8",
     "float": "computed without quantization",
-    "processor": "put into a branch that only the processor runs",
+    "processor": "put into a branch that only the CPU runs",
 }
 """Changes that may make a device run nodes, or compute them right; those that cost the device least come first."""
 

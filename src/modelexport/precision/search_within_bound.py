@@ -210,7 +210,7 @@ def search(
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         stages: Is told what is being done.
-        device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the processor.
+        device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the CPU.
 
     Raises:
         UsageError: A method, metric, output or selector does not exist, or no module can be quantized.

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from modelexport.core.text import plural
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
@@ -109,11 +109,11 @@ def sensitivity(
         Sensitivity(unit.calls, float(mean[index]), -switched.added[index, method]) for index, unit in enumerate(units)
     ]
     where = f" on {device}, against the unquantized file there," if on_device else ""
-    counted = plural(len(losses), "run") if len(losses) == len(feeds) else f"{len(losses)} of {len(feeds)} runs"
-    notes.insert(0, f"{measured.name} of {switched.output}{where} with one module in {method}, the mean of {counted}")
+    runs_text = plural(len(losses), "run") if len(losses) == len(feeds) else f"{len(losses)} of {len(feeds)} runs"
+    notes.insert(0, f"{measured.name} of {switched.output}{where} with one module in {method}, the mean of {runs_text}")
     if on_device:
         notes.append(
-            f"not in these figures: the unquantized file has {measured.name} {itself:.2g} there against the processor "
+            f"not in these figures: the unquantized file has {measured.name} {itself:.2g} there against the CPU "
             f"(`modelexport verify {tagged.path.name} --device {device} --fix` finds why)"
         )
     if agreement is not None:
@@ -161,7 +161,7 @@ def measure_alone(
     """
     losses: list[list[float]] = []
     agreement, failed = None, set[tuple[int, Method]]()
-    pieces = counted(range(len(feeds) * len(choices)))
+    pieces = with_progress(range(len(feeds) * len(choices)))
     for inputs in feeds:
         right = switched.kept(inputs)
         losses.append([])

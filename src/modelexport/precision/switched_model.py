@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.text import nearest
-from modelexport.core.timed_stages import counted
+from modelexport.core.text import suggest
+from modelexport.core.timed_stages import with_progress
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
@@ -94,7 +94,7 @@ class SwitchableSession:
         weighted, nodes = weighted_nodes(model), {node.name: node for node in model.graph}
         used = set(nodes_behind(model.graph.outputs))
         users = _users(model)
-        for index, unit in enumerate(counted(units)):
+        for index, unit in enumerate(with_progress(units)):
             held: dict[Method | None, dict[str | None, int]] = defaultdict(dict)
             for node in (nodes[name] for name in unit.nodes):
                 weights = (weight for value in node.inputs for weight in weights_behind(value))
@@ -161,7 +161,7 @@ def _only_output(model: ir.Model, name: str | None) -> str:
     outputs = list(model.graph.outputs)
     names = [value.name or "" for value in outputs]
     if name is not None and name not in names:
-        raise UsageError(f"the model has no output '{name}'{nearest(name, names)}; it has {', '.join(names)}")
+        raise UsageError(f"the model has no output '{name}'{suggest(name, names)}; it has {', '.join(names)}")
     floating = (value for value in outputs if value.dtype is None or value.dtype.is_floating_point())
     chosen = outputs[names.index(name)] if name is not None else next(floating, None)
     if chosen is None:

@@ -98,7 +98,7 @@ def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | Non
         if sum(part.stat().st_size for part in (file, *data_files(file)) if part.is_file()) > CHECKED_BYTES:
             return
         try:
-            model, runs, ends = _opened(file)
+            model, session, ends = _opened(file)
         except (UsageError, UnicodeError) as error:
             if _is_foreign(str(error), sources):
                 return
@@ -108,15 +108,15 @@ def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | Non
         tried = [inputs] if inputs is not None else []
         if inputs is None:
             try:
-                make_random_inputs(model, runs)
+                make_random_inputs(model, session)
             except InputsError:  # they fit no file, or this one is wrong: those of its sources show which
                 for source in sources:
                     with contextlib.suppress(UsageError):
                         tried.append(make_random_inputs(*_opened(source)[:2]))
         for feeds in tried:
-            if feeds.keys() == {value.name for value in runs.get_inputs()}:
+            if feeds.keys() == {value.name for value in session.get_inputs()}:
                 try:
-                    run_session(runs, feeds)
+                    run_session(session, feeds)
                 except UsageError as error:
                     raise _refusal(place, "run", error) from error
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import onnxruntime
 
-from modelexport.core.text import nearest, reason_of
+from modelexport.core.text import reason_of, suggest
 from modelexport.errors import UsageError
 
 CPU = "CPUExecutionProvider"
@@ -41,7 +41,7 @@ class _Vendor(NamedTuple):
 
 
 KNOWN_DEVICES: Mapping[str, _Vendor] = {
-    "cpu": _Vendor("onnxruntime", "every operator, on the processor"),
+    "cpu": _Vendor("onnxruntime", "every operator, on the CPU"),
     "cuda": _Vendor("onnxruntime-gpu", "float32, float16 and int8 on NVIDIA's GPUs", ("device_id", "use_tf32")),
     "tensorrt": _Vendor(
         "onnxruntime-gpu", "engines for NVIDIA's GPUs", ("device_id", "trt_fp16_enable", "trt_engine_cache_enable")
@@ -155,7 +155,7 @@ def find_device(text: str) -> Device:
     if unknown := [key for key in options_asked if not _takes(provider, library, key)]:
         known = KNOWN_DEVICES[name].options if name in KNOWN_DEVICES else ()
         options_known = f"; it has {', '.join(known)}" if known else ""
-        raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{options_known}")
+        raise UsageError(f"the device {name} has no option '{unknown[0]}'{suggest(unknown[0], known)}{options_known}")
     options |= options_asked
     return Device(
         name=name,
@@ -187,7 +187,7 @@ def plugged_in(provider: str, library: Path) -> Device:
 
 
 def add_device(options: onnxruntime.SessionOptions, device: Device) -> None:
-    """Make the sessions with these options run on a device; the processor gets what the device cannot run."""
+    """Make the sessions with these options run on a device; the CPU gets what the device cannot run."""
     if device.library is None:
         options.add_provider(device.provider, device.options)
     else:
@@ -201,7 +201,7 @@ def _computes(name: str, options: Mapping[str, str]) -> str:
 
 
 def _built_in() -> dict[str, str]:
-    """Short names of the providers that this ONNX Runtime was built with, to their own names; the processor first."""
+    """Short names of the providers that this ONNX Runtime was built with, to their own names; the CPU first."""
     names = reversed(onnxruntime.get_available_providers())
     return {short_name(provider): provider for provider in names if provider not in _SERVICES}
 
@@ -254,7 +254,7 @@ def _is_x86() -> bool:
 def _takes(provider: str, library: str | None, option: str) -> bool:
     """Whether a provider knows an option: plug-ins ignore others, and the name is in the library of one that does not.
 
-    Providers that are built in refuse others themselves, but for the processor, which has none.
+    Providers that are built in refuse others themselves, but for the CPU, which has none.
     """
     return provider != CPU if library is None else option.encode() in Path(library).read_bytes()
 
@@ -271,7 +271,7 @@ def _missing(typed: str, name: str, there: list[str]) -> str:
     everything = {short_name(provider): provider for provider in onnxruntime.get_all_providers()}
     has = f"this machine has {', '.join(dict.fromkeys(there))}"
     if name not in KNOWN_DEVICES and name not in everything:
-        return f"there is no device '{typed}'{nearest(name, {*KNOWN_DEVICES, *everything})}; {has}"
+        return f"there is no device '{typed}'{suggest(name, {*KNOWN_DEVICES, *everything})}; {has}"
     wheel = KNOWN_DEVICES[name].wheel if name in KNOWN_DEVICES else ""
     if wheel in ("", "onnxruntime"):
         return f"this ONNX Runtime is built without the device {name}; {has}"

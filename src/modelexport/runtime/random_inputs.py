@@ -39,7 +39,7 @@ _NOT_A_NUMBER = "is not a number for any of them"
 
 def make_random_inputs(
     model: ir.Model,
-    runs: onnxruntime.InferenceSession,
+    session: onnxruntime.InferenceSession,
     *,
     seed: int = 0,
     known: Mapping[str, Any] | None = None,
@@ -51,7 +51,7 @@ def make_random_inputs(
 
     Args:
         model: The file, for its inputs' types and shapes.
-        runs: A session for the same file.
+        session: A session for the same file.
         seed: For the values.
         known: Arrays of inputs that are not to be drawn.
         sized: A model with the same inputs, some of whose dynamic axes have a size.
@@ -72,14 +72,14 @@ def make_random_inputs(
         for lowest in (1, 0):
             draw = partial(_drawn, model, shapes, seed, lowest, known)
             drawn, bounds = draw({}), dict[str, int]()
-            misfit = _misfit(runs, drawn)
+            misfit = _misfit(session, drawn)
             reason = reason or misfit
             if misfit.endswith(_NOT_A_NUMBER) and without_numbers is None:
                 without_numbers = drawn
             if not misfit:
                 for name in (name for name, array in drawn.items() if name not in known and array.dtype.kind in "iu"):
                     for bound in (_LARGEST_SIZE,) if name in sizes else _BOUNDS:
-                        if not _misfit(runs, draw({**bounds, name: bound})):
+                        if not _misfit(session, draw({**bounds, name: bound})):
                             bounds[name] = bound
                             break
                 return draw(bounds)
@@ -171,10 +171,10 @@ def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tu
     return {name: tuple(sized(size, i, len(sizes)) for i, size in enumerate(sizes)) for name, sizes in axes.items()}
 
 
-def _misfit(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> str:
+def _misfit(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> str:
     """Why a file should not be run with these inputs; empty if it runs, and gives no NaN."""
     try:
-        outputs = run_session(runs, inputs)
+        outputs = run_session(session, inputs)
     except UsageError as error:
         return str(error)
     for name, array in outputs.items():

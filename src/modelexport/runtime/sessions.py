@@ -54,7 +54,7 @@ def begun(work: Callable[[], T]) -> Future[T]:
 
 NO_BFLOAT16 = "its interface to Python has no bfloat16"
 NO_FALLBACK: dict[str, Any] = {"enable_fallback": 0}
-"""By default a session whose device fails is silently opened and run again on the processor."""
+"""By default a session whose device fails is silently opened and run again on the CPU."""
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
 _NO_PREPACKING = "session.disable_prepacking"
@@ -100,9 +100,9 @@ def open_session(
         if not isinstance(model, ir.Model) or model.functions or not (narrow := narrow_values(model)):
             raise
     # The copy still has narrow values, between the casts that round; so it is not widened again if it fails, too.
-    runs = _open_as_is(widened(model), folder, provider, optimized=optimized, runs_often=runs_often)
-    runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
-    return runs
+    session = _open_as_is(widened(model), folder, provider, optimized=optimized, runs_often=runs_often)
+    session.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
+    return session
 
 
 def session_options(level: Level, *devices: str | Device) -> onnxruntime.SessionOptions:
@@ -148,17 +148,17 @@ def _open_as_is(
         check_weights_files(load_onnx(model))
     try:
         if isinstance(model, Path):
-            runs = Session(model, options, **NO_FALLBACK)
+            session = Session(model, options, **NO_FALLBACK)
         else:
             shared = find_device(provider).provider == CPU and not optimized
-            runs = _open_in_memory(model, folder, options, shared=shared)
-        if any("bfloat16" in value.type for value in (*runs.get_inputs(), *runs.get_outputs())):
+            session = _open_in_memory(model, folder, options, shared=shared)
+        if any("bfloat16" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
             raise TypeError(f"{NO_BFLOAT16}, of which an input or an output is")
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public
         raise RunError(f"ONNX Runtime cannot load the model: {reason_of(error)}") from error
-    return runs
+    return session
 
 
 def _open_in_memory(
@@ -169,7 +169,7 @@ def _open_in_memory(
     Args:
         folder: The folder of the external data.
         shared: The runtime uses the floating-point weights where they are. Its optimizer would read them from their
-            file, and another device than the processor needs copies.
+            file, and another device than the CPU needs copies.
     """
     external = (v.const_value.location for v in initializers(model) if isinstance(v.const_value, ir.ExternalTensor))
     place = str(next(external, ""))
@@ -203,9 +203,9 @@ def _open_in_memory(
             (folder / _PLACEHOLDER_LOCATION).touch()
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
-        runs = Session(source, options, **NO_FALLBACK)
-    runs.weights = held
-    return runs
+        session = Session(source, options, **NO_FALLBACK)
+    session.weights = held
+    return session
 
 
 class Session(onnxruntime.InferenceSession):
@@ -243,12 +243,12 @@ class Session(onnxruntime.InferenceSession):
             check_sizes(self._conditions, sizes)
 
 
-def input_names(model: onnxruntime.InferenceSession) -> list[str]:
+def input_names(session: onnxruntime.InferenceSession) -> list[str]:
     """The names of a session's inputs, in order."""
-    return [value.name for value in model.get_inputs()]
+    return [value.name for value in session.get_inputs()]
 
 
-def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Run a session, in a thread of its own; returns output names to arrays.
 
     Python handles signals in the main thread, between two of its own instructions, so that thread must not be inside
@@ -258,10 +258,10 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
         RunError: The inputs do not have the model's names, types or shapes, or a node fails.
         UsageError: They have sizes that the conditions of the model exclude.
     """
-    if isinstance(model, Session):
-        model.check_sizes(feeds)
-    names, options = [output.name for output in model.get_outputs()], onnxruntime.RunOptions()
-    running = begun(lambda: model.run(names, dict(feeds), options))
+    if isinstance(session, Session):
+        session.check_sizes(feeds)
+    names, options = [output.name for output in session.get_outputs()], onnxruntime.RunOptions()
+    running = begun(lambda: session.run(names, dict(feeds), options))
     try:
         return dict(zip(names, running.result(), strict=True))
     except Exception as error:  # its exception types are not public

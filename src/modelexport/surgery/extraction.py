@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, ModuleCall, Side, common_stack
 from modelexport.core.result_display import Written
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, suggest
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import fits_inside, save_model
@@ -122,7 +122,7 @@ def extract_values(
     values = {value.name: value for value in inputs_and_results(tagged.model) if value.name}
     if unknown := [name for name in (*outputs, *inputs) if name not in values]:
         raise UsageError(
-            f"{tagged.path} has no value '{unknown[0]}'{nearest(unknown[0], [str(name) for name in values])}"
+            f"{tagged.path} has no value '{unknown[0]}'{suggest(unknown[0], [str(name) for name in values])}"
             f"; `modelexport nodes {tagged.path} . --json` lists them"
         )
     returned, start = [values[name] for name in outputs], [values[name] for name in inputs]

@@ -17,10 +17,10 @@ from modelexport.format import keys
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken, with_nested
+from modelexport.graph.nodes import enclosing_nodes, nodes_behind, required_inputs, values_taken, with_nested
 from modelexport.graph.parameter_plans import listed_entries, record_state_dict, used_keys
 from modelexport.graph.properties import properties_of, put_texts, record, text_of
-from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
+from modelexport.surgery.recomputed_values import Recomputable, SizeFromInput, insert_shape_node, is_size
 from modelexport.tagged.encodings.encoded import encoded
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Needs:
 
     inputs: list[ir.Value]
     """Values that become inputs."""
-    borrowed: set[ir.Node]
+    recomputed: set[ir.Node]
     """Nodes of other calls that are recomputed."""
-    renewed: dict[ir.Value, Renewed]
+    sizes_from_inputs: dict[ir.Value, SizeFromInput]
     """Sizes of values outside the cut, which are read from the inputs."""
 
 
@@ -83,11 +83,11 @@ class Cutter:
         self._tagged = tagged
         self._model = tagged.model
         self._position = {node: i for i, node in enumerate(tagged.nodes)}
-        self.enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
+        self.enclosing = enclosing_nodes(tagged.nodes)
         self._in_functions = {
             node: name for name, function in self._model.functions.items() for node in function.all_nodes()
         }
-        self.repeating = Repeating(self._model)
+        self.recomputable = Recomputable(self._model)
 
     def has_nodes(self, call: ModuleCall) -> bool:
         """Whether a call or one inside it owns a node."""
@@ -129,17 +129,17 @@ class Cutter:
 
         Constants are recomputed, and so are sizes that depend on the sizes of values that are needed anyway.
         """
-        is_constant = {value: self.repeating.is_constant(value) for value in taken}
+        is_constant = {value: self.recomputable.is_constant(value) for value in taken}
         computed = [value for value, constant in is_constant.items() if not constant]
         needs = Needs([], set(nodes_behind(value for value, constant in is_constant.items() if constant)), {})
         arguments = {value: None for value in computed if not is_size(value)}
         for value in computed:
-            repeated = self.repeating.size(value, nodes, arguments) if value not in arguments else None
+            repeated = self.recomputable.size(value, nodes, arguments) if value not in arguments else None
             if repeated is None:
                 needs.inputs.append(value)
             else:
-                needs.borrowed.update(repeated[0])
-                needs.renewed.update(repeated[1])
+                needs.recomputed.update(repeated[0])
+                needs.sizes_from_inputs.update(repeated[1])
         return needs
 
     def copy(
@@ -169,13 +169,13 @@ class Cutter:
                     f"{self._tagged.path} has no type for '{unknown[0]}', which {what} takes or returns, and it cannot "
                     "be inferred: export it again"
                 )
-        copied, whole = nodes | needs.borrowed, self._model.graph
+        copied, whole = nodes | needs.recomputed, self._model.graph
         chosen = [node for node in sorted(copied, key=self._position.__getitem__) if not self.is_held(node, copied)]
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
         weights.update((value, None) for value in outputs if value.is_initializer())
         graph = copy_of(
             ir.GraphView(
-                [*needs.inputs, *needs.renewed],
+                [*needs.inputs, *needs.sizes_from_inputs],
                 outputs,
                 nodes=chosen,
                 initializers=tuple(weights),
@@ -185,13 +185,14 @@ class Cutter:
             )
         )
         put_texts(graph, properties_of(whole))
-        for renewal in needs.renewed.values():
+        for renewal in needs.sizes_from_inputs.values():
             size = graph.inputs.pop(len(needs.inputs))
-            read_off(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
+            insert_shape_node(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
         optional = {value.name for value in whole.inputs if value.is_initializer()}
         graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
         model = self._wrap(graph, inside, above)
-        return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - nodes) + len(needs.renewed))
+        others = len(needs.recomputed - nodes) + len(needs.sizes_from_inputs)
+        return Cut(model, list(needs.inputs), list(outputs), others)
 
     def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
         """Whether a node is in a nested graph of one of these nodes."""

@@ -35,8 +35,8 @@ class Timeline:
     def __init__(self, tagged: TaggedFile) -> None:
         self._tagged = tagged
         self.cutter = Cutter(tagged)
-        repeating = self.cutter.repeating
-        self.nodes = [node for node in tagged.model.graph if not all(map(repeating.is_constant, node.outputs))]
+        recomputable = self.cutter.recomputable
+        self.nodes = [node for node in tagged.model.graph if not all(map(recomputable.is_constant, node.outputs))]
         if not self.nodes:
             raise UsageError(f"{tagged.path} computes only constants: there is nothing to split")
         self._position = {node: place for place, node in enumerate(self.nodes)}
@@ -86,11 +86,11 @@ class Timeline:
     def _values(self) -> dict[ir.Value, tuple[int, int]]:
         """The values that a node computes and a later one uses, to the points between which they are needed."""
         lives: dict[ir.Value, tuple[int, int]] = {}
-        repeating = self.cutter.repeating
+        recomputable = self.cutter.recomputable
         for place, node in enumerate(self.nodes):
             for value in values_taken(node):
                 producer = value.producer()
-                if producer in self._position and not is_size(value) and not repeating.is_constant(value):
+                if producer in self._position and not is_size(value) and not recomputable.is_constant(value):
                     lives[value] = (self._position[producer] + 1, place)
         return lives
 
@@ -124,7 +124,7 @@ class Timeline:
             if measure is not None:
                 sizes[place] = sum(measure(each) for each in with_nested(node))
                 continue
-            constants = [v for v in values_taken(node) if self.cutter.repeating.is_constant(v)]
+            constants = [v for v in values_taken(node) if self.cutter.recomputable.is_constant(v)]
             behind = nodes_behind(constants)
             for value in (*constants, *(v for inner in behind for v in values_taken(inner))):
                 if (tensor := ir.convenience.get_const_tensor(value)) is not None:

@@ -15,7 +15,7 @@ _PARTS_OF_SHAPES = 15
 """The version of ONNX's operators since which ``Shape`` gives some of the sizes of a value."""
 
 
-class Repeating:
+class Recomputable:
     """Finds the nodes of one model that can be recomputed elsewhere; results are cached."""
 
     def __init__(self, model: ir.Model) -> None:
@@ -39,13 +39,13 @@ class Repeating:
 
     def size(
         self, value: ir.Value, cut: set[ir.Node], arguments: Mapping[ir.Value, None]
-    ) -> tuple[set[ir.Node], dict[ir.Value, Renewed]] | None:
+    ) -> tuple[set[ir.Node], dict[ir.Value, SizeFromInput]] | None:
         """How to compute a size from the sizes of the cut's own values: the nodes that this takes, and sizes to renew.
 
         ``None`` if it depends on more than sizes and constants, or on a size that none of the inputs has.
         """
         nodes: set[ir.Node] = set()
-        renewed: dict[ir.Value, Renewed] = {}
+        sizes_from_inputs: dict[ir.Value, SizeFromInput] = {}
         pending = [value]
         while pending:
             current = pending.pop()
@@ -61,15 +61,15 @@ class Repeating:
                     nodes.add(producer)
                 elif (
                     self._model.opset_imports.get("", 1) >= _PARTS_OF_SHAPES
-                    and (renewal := renew(producer, measured, arguments)) is not None
+                    and (renewal := size_from_input(producer, measured, arguments)) is not None
                 ):
-                    renewed[current] = renewal
+                    sizes_from_inputs[current] = renewal
                 else:
                     return None
                 continue
             nodes.add(producer)
             pending.extend(values_taken(producer))
-        return nodes, renewed
+        return nodes, sizes_from_inputs
 
     def is_repeatable(self, node: ir.Node) -> bool:
         """Whether a node always computes the same: its operator, and those nested in it, are known and not random."""
@@ -98,7 +98,7 @@ def is_size(value: ir.Value) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class SizeFromInput:
     """A ``Shape`` of a value outside the cut, and an input of the cut with the same sizes."""
 
     node: ir.Node
@@ -106,7 +106,7 @@ class Renewed:
     start: int
 
 
-def renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> Renewed | None:
+def size_from_input(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> SizeFromInput | None:
     """An input with the sizes that a ``Shape`` node measures: sizes of the same name are equal in the whole graph."""
     wanted = sizes_of(measured)[slice(node.attributes.get_int("start"), node.attributes.get_int("end"))]
     if measured.shape is None or None in wanted:
@@ -115,11 +115,11 @@ def renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> R
         sizes = sizes_of(source)
         for start in range(len(sizes) - len(wanted) + 1):
             if sizes[start : start + len(wanted)] == wanted:
-                return Renewed(node, source, start)
+                return SizeFromInput(node, source, start)
     return None
 
 
-def read_off(graph: ir.Graph, renewal: Renewed, size: ir.Value, source: ir.Value) -> None:
+def insert_shape_node(graph: ir.Graph, renewal: SizeFromInput, size: ir.Value, source: ir.Value) -> None:
     """Compute ``size``, which is no longer an input, from another input."""
     assert size.shape is not None
     (length,) = size.shape.numpy()

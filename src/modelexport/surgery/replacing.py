@@ -96,7 +96,7 @@ def replace(
     if isinstance(substitute, FromModel):
         check_opsets(tagged.model, substitute.model, substitute.path)
         substitute.rule = rule_of(facts) if facts is not None else None
-    sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
+    sites = [replacer.call_before(call, copied=substitute.keep_body) for call in calls]
     if isinstance(substitute, FromModel):
         replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.edited.tags)])
     replaced = [replacer.replace(site, substitute) for site in sites]
@@ -154,7 +154,7 @@ class _Replacer:
             )
         return replaceable
 
-    def site(self, call: ModuleCall, *, copied: bool) -> _CallBefore:
+    def call_before(self, call: ModuleCall, *, copied: bool) -> _CallBefore:
         """A call and its boundary, before anything is replaced."""
         nodes, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
         if not boundary.outputs:

@@ -258,7 +258,7 @@ class _Stages:
         taken.update((value, None) for value in outputs if value.is_graph_input() and not value.is_initializer())
         order = {value: place for place, value in enumerate(self._tagged.model.graph.inputs)}
         needs = self._timeline.cutter.needs(nodes, sorted(taken, key=lambda value: order.get(value, len(order))))
-        needs.borrowed.update(nodes_behind(constants))
+        needs.recomputed.update(nodes_behind(constants))
         calls, owners = self._tagged.calls, (owner_of(node) for node in nodes)
         alone = {owner.call for owner in owners if owner is not None and len(owner.calls) == 1}
         inside = {above for call in alone for above in calls.stack(call)}

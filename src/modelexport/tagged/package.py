@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.manifest_file import read_manifest
 from modelexport.files.onnx_models import load_onnx
@@ -37,7 +37,7 @@ class Package:
             if part.name == name:
                 return part
         names = list(self.files)
-        raise UsageError(f"{self.folder} has no part {name}{nearest(name, names)}; it has {', '.join(names)}")
+        raise UsageError(f"{self.folder} has no part {name}{suggest(name, names)}; it has {', '.join(names)}")
 
 
 def read_package(folder: str | Path) -> Package:

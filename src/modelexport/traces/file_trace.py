@@ -52,7 +52,7 @@ class FileTrace:
 def trace_file(
     run: FileRun,
     inputs: Mapping[str, Any],
-    truth: Trace,
+    reference: Trace,
     *,
     replace: Mapping[ir.Value, Any] | None = None,
     constants: Mapping[ir.Value, Any] | None = None,
@@ -62,12 +62,12 @@ def trace_file(
 
     Args:
         inputs: Names of inputs to arrays.
-        truth: What PyTorch computed from the same inputs.
+        reference: What PyTorch computed from the same inputs.
         replace: Values to the arrays that their users get instead.
         constants: As in :meth:`FileRun.run`.
         change: As in :meth:`FileRun.run`.
     """
-    watcher = _Watcher(truth, replace or {})
+    watcher = _Watcher(reference, replace or {})
     trace = watcher.trace
     for value in run.inputs:
         if value.name in inputs:
@@ -82,7 +82,7 @@ def trace_file(
 def measure_noise(
     run: FileRun,
     inputs: Mapping[str, Any],
-    truth: Trace,
+    reference: Trace,
     trace: FileTrace,
     *,
     constants: Mapping[ir.Value, Any],
@@ -105,7 +105,9 @@ def measure_noise(
         generator = np.random.default_rng(zlib.crc32(array.tobytes()))
         return nudge(array, unit, generator) if unit else array
 
-    return _changes(trace, trace_file(run.nudged(), inputs, truth, replace=replace, constants=constants, change=moved))
+    return _changes(
+        trace, trace_file(run.nudged(), inputs, reference, replace=replace, constants=constants, change=moved)
+    )
 
 
 def _meets_tensors(value: ir.Value) -> bool:
@@ -115,7 +117,7 @@ def _meets_tensors(value: ir.Value) -> bool:
 def measure_rounding(
     run: FileRun,
     inputs: Mapping[str, Any],
-    truth: Trace,
+    reference: Trace,
     trace: FileTrace,
     *,
     constants: Mapping[ir.Value, Any],
@@ -138,7 +140,7 @@ def measure_rounding(
 
     inputs = {name: moved(array) for name, array in inputs.items()}
     constants = {value: change(value, array) for value, array in constants.items()}
-    return _changes(trace, trace_file(run, inputs, truth, replace=replace, constants=constants, change=change))
+    return _changes(trace, trace_file(run, inputs, reference, replace=replace, constants=constants, change=change))
 
 
 def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:
@@ -175,7 +177,7 @@ REARRANGING = (
 
 
 def exact_constants(
-    run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any], own_trace: Trace | None = None
+    run: FileRun, reference: Trace, computed: Mapping[ir.Value, Any], own_trace: Trace | None = None
 ) -> dict[ir.Value, Any]:
     """The constants that are results of PyTorch's run rounded to the types of the file, to these results.
 
@@ -200,7 +202,7 @@ def exact_constants(
             ]
             return sorted(there, key=lambda content: content.fingerprint.distance(its))
 
-        exact = next((content for content in results(truth, 4 * unit) if _is_rounded(content, array, unit)), None)
+        exact = next((content for content in results(reference, 4 * unit) if _is_rounded(content, array, unit)), None)
         if exact is None and own_trace is not None:
             calls = {
                 call
@@ -209,7 +211,7 @@ def exact_constants(
                 for call in content.computed
             }
             exact = next(
-                (content for content in results(truth, COMPUTED_WEIGHTS) if calls & content.computed.keys()), None
+                (content for content in results(reference, COMPUTED_WEIGHTS) if calls & content.computed.keys()), None
             )
         if exact is not None:
             exact_arrays[value] = exact.array.reshape(array.shape)
@@ -260,14 +262,14 @@ def _unit(value: ir.Value) -> float:
 class _Watcher:
     """Records values, and gives the file PyTorch's random numbers and choices."""
 
-    def __init__(self, truth: Trace, replace: Mapping[ir.Value, Any]) -> None:
+    def __init__(self, reference: Trace, replace: Mapping[ir.Value, Any]) -> None:
         self.trace = FileTrace()
-        self._truth, self._replace = truth, replace
+        self._reference, self._replace = reference, replace
         self._drawn = defaultdict[tuple[ModuleCall, int], list[Any]](list)
-        for call, array in truth.drawn:
+        for call, array in reference.random_numbers:
             self._drawn[call, array.size].append(array)
         self._choices = defaultdict[tuple[int, ...], list[Any]](list)
-        for choice in truth.choices:
+        for choice in reference.choices:
             self._choices[choice.indices.shape].append(choice)
 
     def __call__(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
@@ -288,10 +290,12 @@ class _Watcher:
 
     def is_rounded(self, number: Any) -> bool:
         """Whether a number is one of Python's in PyTorch's run, and not a tensor."""
-        return not self._truth.contents.equal_in_order(fingerprint_of(number))
+        return not self._reference.contents.equal_in_order(fingerprint_of(number))
 
     def _with_drawn(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
-        if not self._truth.drawn:  # a file that draws numbers where PyTorch does not is wrong, in each run alike
+        if (
+            not self._reference.random_numbers
+        ):  # a file that draws numbers where PyTorch does not is wrong, in each run alike
             return np.zeros_like(array)
         owner = owner_of(node)
         for call in owner.calls if owner is not None else ():

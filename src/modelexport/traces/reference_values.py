@@ -113,7 +113,7 @@ def write_reference(
     where = _add_boundaries(arrays, kept, _names(sidecar, tagged))
     for number, choice in enumerate([] if modules else trace.choices):
         arrays[f"{_CHOICES}{number}/scores"], arrays[f"{_CHOICES}{number}/indices"] = choice
-    for number, (_, array) in enumerate(trace.drawn):
+    for number, (_, array) in enumerate(trace.random_numbers):
         arrays[f"{_DRAWN}{number}"] = array
     arrays = {key: np.asarray(array) for kind in _TYPES for key, array in arrays.items() if str(array.dtype) == kind}
     description = _described(trace, kept, where, dtype, with_choices=not modules)
@@ -189,7 +189,7 @@ def _described(
 
     return _Stored(
         dtype,
-        trace.exact,
+        trace.is_float64,
         [(call.address, -1 if parent is None else numbers[parent]) for call, parent in trace.parents.items()],
         [
             (known.fingerprint, numbered(known.computed), numbered(known.passed), where.get(known, ""))
@@ -200,7 +200,7 @@ def _described(
             for t in kept
         ],
         len(trace.choices) if with_choices else 0,
-        [numbers[call] for call, _ in trace.drawn],
+        [numbers[call] for call, _ in trace.random_numbers],
     )
 
 
@@ -272,7 +272,7 @@ def _as_trace(run: _Stored, read: Callable[[str], Any]) -> Trace:
     calls = [ModuleCall.parse(address) for address, _ in run.calls]
     if len(set(calls)) != len(calls):
         raise ValueError("it lists a call twice")
-    trace = Trace(exact=run.exact, rounded=FROM_STORED_VALUES)
+    trace = Trace(is_float64=run.exact, stored_tolerance=FROM_STORED_VALUES)
     trace.parents = {
         call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)
     }
@@ -293,7 +293,7 @@ def _as_trace(run: _Stored, read: Callable[[str], Any]) -> Trace:
         Choice(_widened(read(f"{_CHOICES}{number}/scores")), read(f"{_CHOICES}{number}/indices"))
         for number in range(run.choices)
     ]
-    trace.drawn = [(calls[call], _widened(read(f"{_DRAWN}{number}"))) for number, call in enumerate(run.drawn)]
+    trace.random_numbers = [(calls[call], _widened(read(f"{_DRAWN}{number}"))) for number, call in enumerate(run.drawn)]
     return trace
 
 

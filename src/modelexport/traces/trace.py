@@ -66,15 +66,15 @@ class Trace:
     parents: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
     """Every call to the one that it ran in, in the order in which they began."""
     choices: list[Choice] = field(default_factory=list)
-    drawn: list[tuple[ModuleCall, Any]] = field(default_factory=list)
+    random_numbers: list[tuple[ModuleCall, Any]] = field(default_factory=list)
     """Random numbers, in the order in which they were drawn, and the calls that were running."""
     outputs: list[Any] = field(default_factory=list)
     """What the model returned, in order."""
-    draws: bool = False
+    draws_numbers: bool = False
     """Whether random numbers were drawn, recorded or not."""
-    exact: bool = True
+    is_float64: bool = True
     """Whether it was computed in float64."""
-    rounded: float = 0.0
+    stored_tolerance: float = 0.0
     """How far off what is computed from the arrays may be, if these are rounded."""
 
     def side(self, call: ModuleCall, side: Side) -> list[SeenTensor]:

@@ -106,7 +106,7 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
     found in the file; the module of a parameter that it uses, or of the one that a wrong weight stands for; the nearest
     call around its neighbors.
     """
-    parents = matches.truth.parents
+    parents = matches.reference.parents
     depths: dict[ModuleCall, int] = {}
     for call, parent in parents.items():
         depths[call] = 0 if parent is None else depths[parent] + 1

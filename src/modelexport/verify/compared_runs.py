@@ -63,7 +63,7 @@ def compare_runs(
     tagged: TaggedFile,
     run: FileRun,
     inputs: Mapping[str, Any],
-    truth: Trace,
+    reference: Trace,
     weights: Mapping[ir.Value, Any],
     own_trace: Callable[[], Trace] | None = None,
 ) -> Compared:
@@ -71,34 +71,34 @@ def compare_runs(
 
     Args:
         inputs: Names of the file's inputs to arrays.
-        truth: The run of PyTorch.
+        reference: The run of PyTorch.
         weights: Initializers to other arrays for them.
         own_trace: Gives the run of PyTorch in the types of the model, whose results some constants of the file may be.
     """
-    exact = exact_constants(run, truth, weights)
-    compared = _compare(tagged, run, inputs, truth, {**weights, **exact})
+    exact = exact_constants(run, reference, weights)
+    compared = _compare(tagged, run, inputs, reference, {**weights, **exact})
     if compared.agrees or own_trace is None:
         return compared
-    more = exact_constants(run, truth, weights, own_trace())
-    return _compare(tagged, run, inputs, truth, {**weights, **more}) if more.keys() != exact.keys() else compared
+    more = exact_constants(run, reference, weights, own_trace())
+    return _compare(tagged, run, inputs, reference, {**weights, **more}) if more.keys() != exact.keys() else compared
 
 
 def _compare(
-    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, constants: Mapping[ir.Value, Any]
+    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], reference: Trace, constants: Mapping[ir.Value, Any]
 ) -> Compared:
     def traced(pairs: Pairs) -> FileTrace:
-        return trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
+        return trace_file(run, inputs, reference, constants=constants, replace=replacements(pairs))
 
     def measured(at: FileTrace, pairs: Pairs) -> list[dict[ir.Value, float]]:
         replace = replacements(pairs)
         return [
-            measure(run, inputs, truth, at, constants=constants, replace=replace)
+            measure(run, inputs, reference, at, constants=constants, replace=replace)
             for measure in (measure_noise, measure_rounding)
         ]
 
     def compared(matches: Matches) -> Compared:
         pairs, again = find_wrong_values(
-            matches, known, lambda pairs: Matches(tagged, truth, traced(pairs), matches.noise, matches.rounding)
+            matches, known, lambda pairs: Matches(tagged, reference, traced(pairs), matches.noise, matches.rounding)
         )
         return judged(matches, again, pairs)
 
@@ -110,22 +110,22 @@ def _compare(
 
     trace = traced({})
     of_evaluator = trace.failed is not None and trace.failed.of_evaluator
-    known = [pair for pair in outputs_of(tagged, truth) if not of_evaluator or pair[0] in trace.prints]
-    matches = Matches(tagged, truth, trace)
+    known = [pair for pair in outputs_of(tagged, reference) if not of_evaluator or pair[0] in trace.prints]
+    matches = Matches(tagged, reference, trace)
     if trace.failed is not None or not find_pairs(matches, known):
         strict = compared(matches)
         if strict.agrees or trace.failed is not None:
             return strict
     # The constants that the file has rounded may be why.
     noise = measured(trace, {})
-    loose = compared(Matches(tagged, truth, trace, *noise))
+    loose = compared(Matches(tagged, reference, trace, *noise))
     if not loose.located.blamed:
         return loose
     # Errors and noise grow from layer to layer: each known value is computed once more from PyTorch's own tensors.
     pairs = loose.located.pairs
     every = {**known_tensors(loose.per_module), **pairs}
     alone = traced(every)
-    again = Matches(tagged, truth, alone, *measured(alone, every))
+    again = Matches(tagged, reference, alone, *measured(alone, every))
     off = {
         value: tensor for value, tensor in every.items() if alone.replaced.get(value, 0.0) > again.allowed_error(value)
     }
@@ -138,14 +138,14 @@ def _compare(
         {value: max(first.get(value, 0.0), second.get(value, 0.0)) for value in {**first, **second}}
         for first, second in zip(noise, behind, strict=True)
     )
-    return compared(Matches(tagged, truth, trace, *larger))
+    return compared(Matches(tagged, reference, trace, *larger))
 
 
-def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:
+def outputs_of(tagged: TaggedFile, reference: Trace) -> list[tuple[ir.Value, SeenTensor]]:
     """The outputs of a file, each with what the model, or the call that the file is, returned in its place."""
     if tagged.cut is not None:
-        return list(results_of_cut(tagged, tagged.cut, truth).items())
-    returned = requested_outputs(tagged.model, truth.side(ROOT, "outputs"))
+        return list(results_of_cut(tagged, tagged.cut, reference).items())
+    returned = requested_outputs(tagged.model, reference.side(ROOT, "outputs"))
     returned = [
         tensor
         for tensor in returned
@@ -157,7 +157,7 @@ def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTen
 def output_differences(compared: Compared) -> list[Difference]:
     """The outputs in float64."""
     matches, differences = compared.end_to_end, []
-    for value, tensor in outputs_of(matches.tagged, matches.truth):
+    for value, tensor in outputs_of(matches.tagged, matches.reference):
         facts: dict[str, Any] = {"name": value.name or "", "dtype": tensor.dtype, "shape": list(tensor.shape)}
         if value in compared.located.pairs:
             error = compared.located.errors[value]

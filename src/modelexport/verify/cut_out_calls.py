@@ -18,16 +18,16 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.traces.trace import SeenTensor, Trace
 
 
-def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, truth: Trace) -> dict[str, Any]:
+def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, reference: Trace) -> dict[str, Any]:
     """What the call got in a run, under the names of the file's inputs, in float64 or in the types of the file.
 
     Raises:
         UsageError: The call did not run, or it is not known which of its arguments an input is.
     """
-    if tagged.top not in truth.parents:
+    if tagged.top not in reference.parents:
         raise UsageError(f"{tagged.path} is the call '{cut.call}', which the model does not make with these inputs")
     values = required_inputs(tagged.model)
-    tensors = _tensors(tagged, values, cut.inputs, truth, "inputs")
+    tensors = _tensors(tagged, values, cut.inputs, reference, "inputs")
     feeds: dict[str, Any] = {}
     for value in values:
         if value not in tensors:
@@ -36,7 +36,7 @@ def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, truth: Trace) -> dict[s
                 f"not give it: compare with the file that it was cut from (--against {cut.file})"
             )
         array, dtype = array_of(tensors[value]), value.dtype
-        narrows = not truth.exact and dtype is not None and array.dtype.kind == "f"
+        narrows = not reference.is_float64 and dtype is not None and array.dtype.kind == "f"
         feeds[value.name or ""] = array.astype(dtype.numpy()) if narrows and dtype is not None else array
     return feeds
 
@@ -62,17 +62,17 @@ def array_of(tensor: SeenTensor) -> Any:
     return tensor.content.array.reshape(tensor.shape)
 
 
-def results_of_cut(tagged: TaggedFile, cut: CutRecord, truth: Trace) -> dict[ir.Value, SeenTensor]:
+def results_of_cut(tagged: TaggedFile, cut: CutRecord, reference: Trace) -> dict[ir.Value, SeenTensor]:
     """The outputs of the file that are results of the call, with what it returned in a run."""
-    return _tensors(tagged, tagged.model.graph.outputs, cut.outputs, truth, "outputs")
+    return _tensors(tagged, tagged.model.graph.outputs, cut.outputs, reference, "outputs")
 
 
 def _tensors(
-    tagged: TaggedFile, values: Sequence[ir.Value], known: Sequence[CutValue], truth: Trace, side: Side
+    tagged: TaggedFile, values: Sequence[ir.Value], known: Sequence[CutValue], reference: Trace, side: Side
 ) -> dict[ir.Value, SeenTensor]:
     """The tensors that the record names; of a value of which it does not tell, the only one
     that is left of its type and shape."""
-    seen = {tensor.place.name: tensor for tensor in truth.side(tagged.top, side)}
+    seen = {tensor.place.name: tensor for tensor in reference.side(tagged.top, side)}
     by_value = {v: seen[each.tensor] for v, each in zip(values, known, strict=False) if each.tensor in seen}
     left = [tensor for tensor in seen.values() if tensor not in by_value.values()]
     fitting: Mapping[ir.Value, list[SeenTensor]] = {

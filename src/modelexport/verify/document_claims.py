@@ -148,7 +148,7 @@ class _Right:
     @cached_property
     def tags(self) -> CallTags:
         """The tags of the calls: made from the modules, or those of the file if some of them were replaced."""
-        parents = self.matches.truth.parents if self.matches is not None else {}
+        parents = self.matches.reference.parents if self.matches is not None else {}
         traced_calls: dict[ModuleCall, TracedCall] = {}
         for traced in self.tagged.calls:
             parent = parents.get(traced.call)
@@ -257,7 +257,7 @@ def _called(matches: Matches) -> Tables:
     A captured module may call others than in Python: then both have some of their own, or extra calls have nodes.
     Branches have calls that did not run.
     """
-    claimed, right = {*matches.tagged.tags}, {*matches.truth.parents}
+    claimed, right = {*matches.tagged.tags}, {*matches.reference.parents}
     bodies = any(nested_graphs(node) for node in matches.tagged.model.graph)
     alone = (
         {call for call in claimed - right if not any(matches.tagged.nodes_of(call))}
@@ -271,7 +271,7 @@ def _called(matches: Matches) -> Tables:
 
 def _outputs(matches: Matches) -> Tables:
     """The outputs that have the name of something that the model returns, and the names in the order of the model."""
-    returned = requested_outputs(matches.tagged.model, matches.truth.side(ROOT, "outputs"))
+    returned = requested_outputs(matches.tagged.model, matches.reference.side(ROOT, "outputs"))
     right = [tensor.place.name for tensor in returned if tensor.content.fingerprint.size]
     exposed = exposed_outputs(matches.tagged.model)
     claimed = [value.name or "" for value in matches.tagged.model.graph.outputs if value.name not in exposed]
@@ -287,7 +287,7 @@ def _exposed(matches: Matches) -> Tables:
     """The outputs that have the address of a call, and that of a call that returned the tensor."""
     claimed, right_names = dict[str, Any](), dict[str, Any]()
     values = {value.name or "": value for value in matches.tagged.model.graph.outputs}
-    returned = {call.address: matches.truth.side(call, "outputs") for call in matches.truth.parents}
+    returned = {call.address: matches.reference.side(call, "outputs") for call in matches.reference.parents}
     for name in exposed_outputs(matches.tagged.model):
         claimed[name] = right_names[name] = name if name in returned else name.rpartition(":")[0]
         known = matches.equal_in_any_order.get(values[name], ()) if name in values else ()
@@ -300,7 +300,7 @@ def _exposed(matches: Matches) -> Tables:
 def _shapes(matches: Matches) -> Tables:
     """The sizes of values; a symbol has that of the first axis that declares it alone."""
     graph = matches.tagged.model.graph
-    input_shapes = {tensor.place.name: tensor.shape for tensor in matches.truth.side(ROOT, "inputs")}
+    input_shapes = {tensor.place.name: tensor.shape for tensor in matches.reference.side(ROOT, "inputs")}
     shapes = {
         value: input_shapes[value.name] for value in graph.inputs if value.name in input_shapes
     } | matches.trace.shapes

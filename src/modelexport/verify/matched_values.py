@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, enclosing_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_trace import REARRANGING, FileTrace
 from modelexport.traces.tolerances import EQUAL_IN_FLOAT64, EQUAL_IN_OWN_TYPES, MOST_NOISE, TIMES_NOISE
@@ -28,7 +28,7 @@ class Matches:
     """A run of a file beside the one of PyTorch."""
 
     tagged: TaggedFile
-    truth: Trace
+    reference: Trace
     trace: FileTrace
     noise: Mapping[ir.Value, float] = field(default_factory=dict)
     """How far off values may be since the file has rounded constants, as a share of their size; empty if that was not
@@ -38,9 +38,9 @@ class Matches:
 
     def allowed_error(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
-        exact = EQUAL_IN_FLOAT64 if self.truth.exact else EQUAL_IN_OWN_TYPES
+        exact = EQUAL_IN_FLOAT64 if self.reference.is_float64 else EQUAL_IN_OWN_TYPES
         noise = min(TIMES_NOISE * self.noise.get(value, 0.0), MOST_NOISE)
-        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
+        return max(exact, self.reference.stored_tolerance if self.trace.replaced else 0.0) + noise
 
     @cached_property
     def equal_in_order(self) -> Mapping[ir.Value, list[Content]]:
@@ -49,7 +49,7 @@ class Matches:
             value: [
                 content
                 for each in prints
-                for content in self.truth.contents.equal_in_order(each, self.allowed_error(value))
+                for content in self.reference.contents.equal_in_order(each, self.allowed_error(value))
             ]
             for value, prints in self.trace.prints.items()
         }
@@ -62,7 +62,7 @@ class Matches:
             or [
                 content
                 for each in prints
-                for content in self.truth.contents.equal_in_any_order(each, self.allowed_error(value))
+                for content in self.reference.contents.equal_in_any_order(each, self.allowed_error(value))
             ]
             for value, prints in self.trace.prints.items()
         }
@@ -124,16 +124,18 @@ class Matches:
     @cached_property
     def order(self) -> Mapping[Content, int]:
         """The contents in the order in which PyTorch had them."""
-        return {content: place for place, content in enumerate(self.truth.contents)}
+        return {content: place for place, content in enumerate(self.reference.contents)}
 
     def is_telling(self, value: ir.Value) -> bool:
         """Whether a value's numbers are not those of many unrelated ones."""
         return any(each.telling for each in self.trace.prints.get(value, ()))
 
     @cached_property
-    def skipped(self) -> set[str]:
+    def called_less_in_pytorch(self) -> set[str]:
         """The modules that PyTorch calls less often than the file: their calls have other numbers."""
-        own_counts, there = (Counter(call.path for call in calls) for calls in (self.tagged.tags, self.truth.parents))
+        own_counts, there = (
+            Counter(call.path for call in calls) for calls in (self.tagged.tags, self.reference.parents)
+        )
         return {path for path, count in there.items() if count < own_counts[path]}
 
     def is_random(self, value: ir.Value) -> bool:
@@ -161,7 +163,7 @@ class Matches:
 
     @cached_property
     def confirmed(self) -> set[ir.Value]:
-        """The values that are right, and those that were replaced by such: a right value was computed from them."""
+        """The right values, and the values that a right one is computed from."""
         return self.right.union(*(self._before(value) for value in self.right))
 
     def _before(self, value: ir.Value) -> Iterator[ir.Value]:
@@ -180,8 +182,8 @@ class Matches:
                 yield passed
 
     @cached_property
-    def _enclosing(self) -> Mapping[object, ir.Node]:
-        return {graph: node for node in self.tagged.nodes for graph in nested_graphs(node)}
+    def _enclosing(self) -> Mapping[ir.Graph, ir.Node]:
+        return enclosing_nodes(self.tagged.nodes)
 
     def _in_own_call(self, value: ir.Value, contents: Sequence[Content]) -> bool:
         """Whether one of the contents is of a call that owns the value's node: elsewhere it is another tensor."""
@@ -245,11 +247,11 @@ class Matches:
 _ROUND = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"))
 
 
-def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:
+def telling_outputs(reference: Trace, call: ModuleCall) -> list[SeenTensor]:
     """What a call returned that is not just what it got."""
-    inputs = {tensor.content for tensor in truth.side(call, "inputs")}
+    inputs = {tensor.content for tensor in reference.side(call, "inputs")}
     return [
         tensor
-        for tensor in truth.side(call, "outputs")
+        for tensor in reference.side(call, "outputs")
         if tensor.content not in inputs and tensor.content.fingerprint.telling
     ]

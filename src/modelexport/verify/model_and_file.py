@@ -20,7 +20,7 @@ from modelexport.graph.parameter_plans import state_dict_of
 from modelexport.graph.properties import recorded
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.named_inputs import under_names
-from modelexport.pytorch.nested_tensors import as_array, as_stored, tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, as_array, as_stored, tensors_in
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
@@ -39,8 +39,6 @@ from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, refuse_
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.parameter_comparison import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 def open_for(model: nn.Module, path: Source) -> TaggedFile:
@@ -137,9 +135,9 @@ class Sides:
             return self._results(self.trace(inputs, {}))
         return self._plain(inputs).outputs
 
-    def _results(self, truth: Trace) -> list[Any]:
+    def _results(self, reference: Trace) -> list[Any]:
         """What the outputs of a call that was cut out should be."""
-        return [array_of(tensor) for _, tensor in outputs_of(self.tagged, truth)]
+        return [array_of(tensor) for _, tensor in outputs_of(self.tagged, reference)]
 
     def _plain(self, inputs: Inputs) -> Trace:
         """A run of the model in float64 of which only the outputs are recorded, unless there is one of more."""
@@ -150,11 +148,13 @@ class Sides:
         plain: Trace = self.kept[key]
         return plain
 
-    def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], truth: Trace | None = None) -> Compared:
+    def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], reference: Trace | None = None) -> Compared:
         """Runs of both on the same inputs, compared."""
-        truth = truth or self.trace(inputs, changed)
-        own_trace = partial(self.trace, inputs, changed, as_it_runs=True) if truth.exact else None
-        return compare_runs(self.tagged, self.run, self.feeds(inputs, truth), truth, self._weights(changed), own_trace)
+        reference = reference or self.trace(inputs, changed)
+        own_trace = partial(self.trace, inputs, changed, as_it_runs=True) if reference.is_float64 else None
+        return compare_runs(
+            self.tagged, self.run, self.feeds(inputs, reference), reference, self._weights(changed), own_trace
+        )
 
     def find_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
         """Give a file without tags the calls of the model, by the values that both compute."""
@@ -174,14 +174,14 @@ class Sides:
             relative_error(first, second) <= EQUAL_IN_FLOAT64 for first, second in zip(expected, arrays, strict=True)
         )
 
-    def feeds(self, inputs: Inputs, truth: Trace | None = None) -> Mapping[str, Any]:
+    def feeds(self, inputs: Inputs, reference: Trace | None = None) -> Mapping[str, Any]:
         """The inputs under the names of the file's.
 
         Args:
-            truth: The run whose values the inputs of a call that was cut out are; by default one in its own types.
+            reference: The run whose values the inputs of a call that was cut out are; by default one in its own types.
         """
         if self.tagged.cut is not None:
-            return arguments_of_cut(self.tagged, self.tagged.cut, truth or self.trace(inputs, {}, as_it_runs=True))
+            return arguments_of_cut(self.tagged, self.tagged.cut, reference or self.trace(inputs, {}, as_it_runs=True))
         return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
 
     def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
@@ -201,7 +201,7 @@ class Sides:
         weight is changed, to see what rounding makes of the result.
         """
         plain = self._plain(inputs)
-        if plain.draws:  # other numbers are drawn in float64
+        if plain.draws_numbers:  # other numbers are drawn in float64
             return
         own_results, exact = self.own(inputs), plain.outputs
         apart = [

@@ -23,10 +23,11 @@ from modelexport.pytorch.inputs.variations import (
     variations_in_one,
     variations_one_by_one,
 )
+from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Verdict
 from modelexport.verify.compared_runs import Compared, output_differences
-from modelexport.verify.model_and_file import Inputs, Sides
+from modelexport.verify.model_and_file import Sides
 from modelexport.verify.verify_report import OtherInputs
 
 

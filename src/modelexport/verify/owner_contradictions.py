@@ -63,7 +63,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
                 return "contradicted", f"{value.name} leaves it for {other}, and PyTorch has no such tensor"
             continue
         calls = {call for content in contents for call in content.computed}
-        numbered = {call.path for call in calls} & matches.skipped
+        numbered = {call.path for call in calls} & matches.called_less_in_pytorch
         wrong = [call for call in owner.calls if _traced(matches, call) not in calls and call.path not in numbered]
         if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
             continue
@@ -84,7 +84,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
 def _traced(matches: Matches, call: ModuleCall) -> ModuleCall:
     """The call in which PyTorch shows what a call computes: one around it, if hooks did not see it in a branch."""
     around = reversed(matches.tagged.calls.stack(call))
-    return next((each for each in around if each in matches.truth.parents), call)
+    return next((each for each in around if each in matches.reference.parents), call)
 
 
 def _is_of_parameters(node: ir.Node) -> bool:

@@ -11,13 +11,14 @@ from torch import nn
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.one_at_a_time import exclusive
-from modelexport.core.timed_stages import counted
+from modelexport.core.timed_stages import with_progress
 from modelexport.errors import FileFormatError
 from modelexport.files.path_or_model import Source
 from modelexport.format.keys import SIDECAR_SUFFIX
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.inputs.named_inputs import under_names
+from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.runtime.devices import CPU
@@ -26,7 +27,7 @@ from modelexport.traces.array_differences import Difference, relative_error, wor
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.tolerances import CALL_ALONE
 from modelexport.traces.trace import SeenTensor, Trace
-from modelexport.verify.model_and_file import Inputs, open_for
+from modelexport.verify.model_and_file import open_for
 from modelexport.verify.parameters_in_pytorch import compare_with_model
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.bytes_of_entries import Weights
@@ -69,12 +70,12 @@ def verify_sample(
     used: set[str] = set()
     if calls:
         never = {name for name, _ in model.named_modules()} - {traced.call.path for traced in tagged.calls}
-        truth = trace_model(model, inputs, weights=weights, never_called=never, operations=False)
+        reference = trace_model(model, inputs, weights=weights, never_called=never, operations=False)
         names = [value.name or "" for value in required_inputs(tagged.model)]
         run = FileRun(
             tagged.model, in_float64_for=str(own_type(model, inputs)).removeprefix("torch."), kernels=DOUBLE_KERNELS
         )
-        verdicts, used = _verdicts(tagged, run, under_names(inputs, names), truth, calls)
+        verdicts, used = _verdicts(tagged, run, under_names(inputs, names), reference, calls)
     return VerifyReport(
         outputs=[],
         calls=verdicts,
@@ -93,14 +94,14 @@ def _drawn(tagged: TaggedFile, count: int, seed: int) -> list[ModuleCall]:
 
 
 def _verdicts(
-    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, calls: Collection[ModuleCall]
+    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], reference: Trace, calls: Collection[ModuleCall]
 ) -> tuple[list[CallVerdict], set[str]]:
     """The verdicts, and the names of the initializers that the calls use."""
-    claimed = _claimed(tagged, truth)
+    claimed = _claimed(tagged, reference)
     known = {value: tensor.content.array.reshape(tensor.shape) for value, tensor in claimed.items()}
     known |= {value: inputs[value.name or ""] for value in required_inputs(tagged.model)}
     verdicts, used = [], set[str]()
-    for call in counted([traced.call for traced in tagged.calls if traced.call in calls]):
+    for call in with_progress([traced.call for traced in tagged.calls if traced.call in calls]):
         nodes = list(tagged.nodes_of(call))
         used.update(v.name or "" for node in nodes for v in node.inputs if v is not None and v.is_initializer())
         wanted = [value for value in tagged.boundaries[call].outputs if value in claimed]
@@ -127,7 +128,7 @@ def _verdicts(
     return verdicts, used
 
 
-def _claimed(tagged: TaggedFile, truth: Trace) -> dict[ir.Value, SeenTensor]:
+def _claimed(tagged: TaggedFile, reference: Trace) -> dict[ir.Value, SeenTensor]:
     """The values of the main graph that the sidecar maps to tensors of a run.
 
     Raises:
@@ -137,7 +138,7 @@ def _claimed(tagged: TaggedFile, truth: Trace) -> dict[ir.Value, SeenTensor]:
         sidecar = tagged.path.with_suffix(SIDECAR_SUFFIX)
         raise FileFormatError(f"{sidecar} is missing: it has the values of {tagged.path} that modules get and return")
     by_name = {value.name: value for node in tagged.model.graph for value in node.outputs}
-    seen = {(t.place.call.address, str(t.place.side), t.place.name): t for t in truth.tensors}
+    seen = {(t.place.call.address, str(t.place.side), t.place.name): t for t in reference.tensors}
     claimed = {}
     for call in tagged.hierarchy.calls:
         for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):

@@ -60,12 +60,12 @@ def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[CallStatus
     matches, tagged = compared.per_module, compared.end_to_end.tagged
     if not any(True for _ in tagged.nodes_of(call)):
         return "no nodes", ""
-    if call not in matches.truth.parents:
+    if call not in matches.reference.parents:
         return "not compared", "PyTorch did not run this call with these inputs"
     ties = [node for node in matches.trace.ties if (owner := owner_of(node)) is not None and owner.call == call]
     if ties:
         return "tie", f"{ties[0].name} chose other elements of equal scores"
-    tensors = telling_outputs(matches.truth, call)
+    tensors = telling_outputs(matches.reference, call)
     if any(t.content not in matches.found for t in tensors) and not any(
         pair.place.call == call for pair in compared.located.pairs.values()
     ):
@@ -100,7 +100,7 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
     matches, located = compared.end_to_end if not replaced else compared.per_module, compared.located
     differences: list[Difference] = []
     wrong = {item.content: value for value, item in located.pairs.items()}
-    for tensor in matches.truth.side(call, "outputs"):
+    for tensor in matches.reference.side(call, "outputs"):
         content = tensor.content
         facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
         if content in wrong:

@@ -29,6 +29,7 @@ from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.inputs.inputs_that_fit import check_fit
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.runtime.devices import CPU
@@ -38,7 +39,7 @@ from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.calls_by_value import wrong_parameters
 from modelexport.verify.compared_runs import Compared, output_differences
 from modelexport.verify.document_claims import false_claims
-from modelexport.verify.model_and_file import Inputs, Sides, open_for
+from modelexport.verify.model_and_file import Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.other_inputs import Others, compare_others
 from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
@@ -154,8 +155,8 @@ def _judged(outputs: Sequence[Difference], compared: Compared, other_weights: bo
         other_weights: Whether the file has other weights than the model, which the run in float64 replaced.
     """
     trace = compared.end_to_end.trace
-    reason = "it depends on random numbers" if compared.end_to_end.truth.drawn else ""
-    judged, agrees = [], compared.agrees and compared.unknown is None and compared.end_to_end.truth.exact
+    reason = "it depends on random numbers" if compared.end_to_end.reference.random_numbers else ""
+    judged, agrees = [], compared.agrees and compared.unknown is None and compared.end_to_end.reference.is_float64
     agrees = agrees and not other_weights
     for output in outputs:
         if output.status == "differ" and agrees and output.relative is not None and output.relative < float("inf"):
@@ -164,8 +165,8 @@ def _judged(outputs: Sequence[Difference], compared: Compared, other_weights: bo
                     output, status="tie", reason="equal scores were chosen in another order"
                 )
             else:
-                tie_reason = reason or f"in float64 it agrees; in the types of the file {output.reason}"
-                judged_output = msgspec.structs.replace(output, status="not compared", reason=tie_reason)
+                reason_not_compared = reason or f"in float64 it agrees; in the types of the file {output.reason}"
+                judged_output = msgspec.structs.replace(output, status="not compared", reason=reason_not_compared)
             judged.append(judged_output)
         else:
             judged.append(output)

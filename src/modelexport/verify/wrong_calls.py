@@ -120,7 +120,7 @@ def find_pairs(
             taken.add(tensor.content)
     missing: dict[ModuleCall, list[SeenTensor]] = {}
     for traced in matches.tagged.calls:
-        tensors = [t for t in telling_outputs(matches.truth, traced.call) if t.content not in matches.found]
+        tensors = [t for t in telling_outputs(matches.reference, traced.call) if t.content not in matches.found]
         if tensors:
             missing[traced.call] = tensors
     for call in reversed(missing):  # inner calls first: what a caller passes on is theirs
@@ -178,7 +178,9 @@ def _wrong_users(matches: Matches, value: ir.Value) -> list[ir.Node]:
 
 def known_tensors(matches: Matches) -> dict[ir.Value, SeenTensor]:
     """The values that are known to be tensors that a call got or returned, each with the nearest such tensor."""
-    seen = {tensor.content: tensor for tensor in reversed(matches.truth.tensors) if tensor.content.array is not None}
+    seen = {
+        tensor.content: tensor for tensor in reversed(matches.reference.tensors) if tensor.content.array is not None
+    }
     known = {}
     for value in matches.right:
         prints = matches.trace.prints.get(value, ())

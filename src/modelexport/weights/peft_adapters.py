@@ -14,7 +14,7 @@ import numpy as np
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, suggest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import read_regular
 from modelexport.format.documents import StateDictEntry
@@ -325,7 +325,7 @@ def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterabl
             whole[key] = adapter
         if missing or misfits:
             known = {key.rpartition(".")[0] for key in entries} | entries.keys()
-            problems = [f"{path} does not have {first_few(missing, 3)}{nearest(missing[0], known)}"] if missing else []
+            problems = [f"{path} does not have {first_few(missing, 3)}{suggest(missing[0], known)}"] if missing else []
             problems += [f"shapes differ: {first_few(misfits, 3)}"] if misfits else []
             raise WeightsError(f"{adapter.path} is for another model: {'; '.join(problems)}", missing=missing)
     return Changes(adapters, entries, {key: tuple(pairs_of_key) for key, pairs_of_key in pairs.items()}, whole)

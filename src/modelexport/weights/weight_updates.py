@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.collected_messages import READING
 from modelexport.core.result_display import Written
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, suggest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.document_digests import check_document, read_document
@@ -259,7 +259,7 @@ def check_fit(
     lists = {
         "missing": missing,
         "surplus": [
-            key if prefix or index >= _LISTED else f"{key}{nearest(key, missing)}" for index, key in enumerate(surplus)
+            key if prefix or index >= _LISTED else f"{key}{suggest(key, missing)}" for index, key in enumerate(surplus)
         ],
         "of another shape or type": [
             f"{key}: {_type(*types[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"

@@ -10,7 +10,7 @@ import typer
 from modelexport.cli.printing import document_of_parts, format_headings, print_result
 from modelexport.cli.shared_options import JSON
 from modelexport.core.declared_options import argument, option
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 
 
@@ -32,7 +32,7 @@ def compare(
     asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
     aspects = [aspect for aspect in ASPECTS if aspect in asked]
     if unknown := sorted(set(asked) - set(ASPECTS)):
-        near = nearest(unknown[0], ASPECTS)
+        near = suggest(unknown[0], ASPECTS)
         raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}{near}")
     if markdown and as_json:
         raise UsageError("give --markdown or --json, not both")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from modelexport.cli.printing import command_line
 from modelexport.core.declared_options import argument, option
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -29,7 +29,7 @@ def example(
         print("\n".join(f"{example:<{width}}  {what}" for example, what in EXAMPLES.items()))
         return
     if name not in EXAMPLES:
-        raise UsageError(f"there is no example {name}{nearest(name, EXAMPLES)}; the examples are {', '.join(EXAMPLES)}")
+        raise UsageError(f"there is no example {name}{suggest(name, EXAMPLES)}; the examples are {', '.join(EXAMPLES)}")
     from modelexport.files.atomic_writing import write_alone
 
     output, content = output or Path(name), (FOLDER / name).read_bytes()

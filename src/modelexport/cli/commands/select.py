@@ -16,10 +16,10 @@ def select(
     form: str = option(..., "The tool: ort, modelopt, olive, trt or nncf.", flag="--as", metavar="TOOL"),
 ) -> None:
     """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
-    from modelexport.core.text import nearest
+    from modelexport.core.text import suggest
     from modelexport.precision.nodes_for_other_tools import FORMS, excluded
     from modelexport.tagged.file import read_tagged
 
     if form not in FORMS:
-        raise UsageError(f"there is no form '{form}'{nearest(form, FORMS)}; the forms are {', '.join(FORMS)}")
+        raise UsageError(f"there is no form '{form}'{suggest(form, FORMS)}; the forms are {', '.join(FORMS)}")
     print(excluded(read_tagged(file), selectors, form), end="")

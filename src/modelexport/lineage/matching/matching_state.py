@@ -9,9 +9,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, enclosing_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.lineage.derived_and_inferred_owners import DerivedOwners, enclosing_nodes
+from modelexport.lineage.derived_and_inferred_owners import DerivedOwners
 from modelexport.lineage.matching.original_names import OriginalNames
 
 # Each search is bounded, so that the total time is linear in nodes. "Measured" is the smallest bound that changes no

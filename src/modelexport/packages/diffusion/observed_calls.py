@@ -14,7 +14,7 @@ from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
-from modelexport.core.text import error_line, nearest
+from modelexport.core.text import error_line, suggest
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.diffusion.components_module import PipelineModules
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -149,7 +149,7 @@ def observe_example(
     for name in user_inputs:
         if name not in parameters:
             raise InputsError(
-                f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
+                f"{type(pipeline).__name__} takes no argument {name}{suggest(name, list(parameters))}: "
                 f"it takes {', '.join(parameters)}"
             )
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,8 @@ from modelexport.errors import OutputError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.nested_tensors import as_array, tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, as_array, tensors_in
 from modelexport.runtime.checked_writing import checked_and_written
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 def example_inputs(

@@ -44,7 +44,7 @@ def inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
     return dict(zip(names, wanted, strict=True)) if len(same) < len(names) == len(wanted) else same
 
 
-def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
+def changeable_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
     """The symbols of the dynamic axes of a file to their sizes in some inputs, without those of size one or none."""
     return {symbol: size for symbol, size in symbol_sizes(inputs, model).items() if size > 1}
 
@@ -148,7 +148,7 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
 
     All symbols change at once, in each of the ways, and then one symbol at a time.
     """
-    sizes = given_sizes(inputs, model)
+    sizes = changeable_sizes(inputs, model)
     ways = [(way, changed_sizes(inputs, model, way)) for way in WAYS if sizes]
     if len(sizes) > 1:
         ways += [(f"another size of {symbol}", changed_sizes(inputs, model, symbols=[symbol])) for symbol in sizes]
@@ -158,14 +158,14 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
 def within_conditions(inputs: Inputs, model: ir.Model) -> Inputs:
     """Inputs in the nearest sizes for which the conditions of a file hold; the same ones if they do, or if none fit."""
     conditions, sizes = conditions_of(model), symbol_sizes(inputs, model)
-    now = fitting(conditions, sizes, [*given_sizes(inputs, model)]) if broken(conditions, sizes) else None
+    now = fitting(conditions, sizes, [*changeable_sizes(inputs, model)]) if broken(conditions, sizes) else None
     return inputs if now is None else with_sizes(inputs, model, now)
 
 
 def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     """Inputs with the last sizes for which the conditions of a file hold, and with odd ones, with a description."""
     before, conditions = symbol_sizes(inputs, model), conditions_of(model)
-    odd = {symbol: next_odd(size) for symbol, size in given_sizes(inputs, model).items()}
+    odd = {symbol: next_odd(size) for symbol, size in changeable_sizes(inputs, model).items()}
     wanted = [("odd sizes", {**before, **odd})] if odd else []
     for condition in conditions:
         for other in (

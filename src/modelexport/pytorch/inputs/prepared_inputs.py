@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import nearest
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 from modelexport.pytorch.calls.module_tree_of_model import check_has_forward
 from modelexport.pytorch.nested_tensors import Inputs, arguments_of, input_tensors, run_arguments, tensors_in
@@ -59,7 +59,7 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
         if name != AUTO and name not in known:
             has = ", ".join(dict.fromkeys(bound)) or "none by name"
             raise UsageError(
-                f"the model is given no argument {name}{nearest(name, list(known))} that could be a constant: {has}"
+                f"the model is given no argument {name}{suggest(name, list(known))} that could be a constant: {has}"
             )
     kept = {
         name: _shown(value)

@@ -14,7 +14,7 @@ import torch
 from modelexport.core.limits import LARGE_WEIGHTS
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import ModelLoadError, WeightsError, raised_as
-from modelexport.files.named_models import LOCAL, named_folder
+from modelexport.files.named_models import WAYS_TO_NAME_IT, named_folder
 from modelexport.files.regular_files import read_json
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.checkpoints.lazy_weights import build_without_weights, fill_weights
@@ -203,9 +203,9 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
         config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
     except Exception as error:  # of the hub, of its client for HTTP, of JSON, or transformers' own
         why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
-        raise ModelLoadError(f"no model {name}: {why}; give {LOCAL}") from error
+        raise ModelLoadError(f"no model {name}: {why}; give {WAYS_TO_NAME_IT}") from error
     if not config:
-        raise ModelLoadError(f"no model {name}: it has no config.json; give {LOCAL}")
+        raise ModelLoadError(f"no model {name}: it has no config.json; give {WAYS_TO_NAME_IT}")
     return config
 
 

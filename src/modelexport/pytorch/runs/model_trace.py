@@ -149,7 +149,7 @@ class _Recording:
 
     def run(self, way: _Way) -> Trace:
         trace, (wide, bodies, operations) = self.trace, way
-        trace.exact = wide or self.own is torch.float64
+        trace.is_float64 = wide or self.own is torch.float64
         inputs = tree_map(self.widened, self.inputs) if wide else self.inputs
         args, kwargs = run_arguments(inputs)
         with contextlib.ExitStack() as stack:
@@ -228,7 +228,7 @@ class _Recording:
                 self.content(stored).computed[call] = None
             if drawn:
                 alike = str(func.overloadpacket).removeprefix("aten.") in _DRAWN_ALIKE
-                self.trace.drawn.append((call, as_array(stored if alike else stored.new_empty(0)).copy()))
+                self.trace.random_numbers.append((call, as_array(stored if alike else stored.new_empty(0)).copy()))
             if tensor.dtype is torch.long:
                 self._choose(tensors, tensor)
             if tensor._base is not None and any(tensor is argument for argument in tensors):  # written through a view
@@ -255,7 +255,9 @@ class _Recording:
                 for tensor in trace.tensors
                 if (call := numbered(tensor.place.call)) is not None
             ]
-            trace.drawn = [(call, array) for before, array in trace.drawn if (call := numbered(before)) is not None]
+            trace.random_numbers = [
+                (call, array) for before, array in trace.random_numbers if (call := numbered(before)) is not None
+            ]
             for content in trace.contents:
                 content.computed = {call: None for call in map(numbered, content.computed) if call is not None}
                 content.passed = {call: None for call in map(numbered, content.passed) if call is not None}
@@ -317,7 +319,7 @@ class _Operations(OperationMode):
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(output, float):
             self._items.add(output)
         if _draws(func):
-            self._recording.trace.draws = True
+            self._recording.trace.draws_numbers = True
         if self._records and hasattr(func, "_schema"):
             taken = tree_leaves((args, kwargs))
             parameters = {

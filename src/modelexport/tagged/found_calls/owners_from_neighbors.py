@@ -9,7 +9,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ROOT, CallTree, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
-from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
+from modelexport.graph.nodes import all_nodes, enclosing_nodes, nested_graphs, values_taken
 
 
 def infer_owners(model: ir.Model, calls: CallTree) -> int:
@@ -26,7 +26,7 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
     meet = _Meet(calls)
     before: dict[ir.Node, ModuleCall | None] = {}
     behind: dict[ir.Node, ModuleCall | None] = {}
-    enclosing = {graph: node for node in nodes for graph in nested_graphs(node)}
+    enclosing = enclosing_nodes(nodes)
     order = _makers_first(nodes)
     for node in order:
         makers = (value.producer() for value in values_taken(node))
