@@ -110,6 +110,10 @@ RIGHT: dict[str, tuple[Any, ...]] = {
             ("float16", TensorProto.FLOAT16, TensorProto.FLOAT16, np.float16(1000.3)),
             ("float32", TensorProto.DOUBLE, FLOAT, np.float64(1 / 3 + 1e-12)))
     },
+    "a size minus a number under a root and as a divisor": (
+        [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=FLOAT), node("Sub", ["f", "three"], ["z"]),
+         node("Sqrt", ["z"], ["r"]), node("Div", ["r", "z"], ["q"]), node("Mul", ["x", "q"], ["output"])],
+        X[:, :2], FLOAT, {"three": np.float32(3)}, 20, ["n", "m"]),
     "a mean beside padding of dynamic sizes": (
         [node("AveragePool", ["x"], ["output"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER")],
         IMAGE, FLOAT, None, 20, ["b", 2, "h", "w"]),

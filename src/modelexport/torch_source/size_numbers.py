@@ -80,8 +80,12 @@ def _elementwise(name: str, arrays: Sequence[Numbers], computed: Callable[..., A
     return np.asarray(result, dtype=object)
 
 
-_ROUNDED = ("Add", "Sub", "Mul", "TrueDiv", "Sqrt", "Rounded")
-"""Operators whose result float32 rounds."""
+_SINGLE = "torch.tensor({}, dtype=torch.float32)"
+_ROUNDED = {
+    **{name: f"{_SINGLE.format(_ELEMENTWISE[name][0])}.item()" for name in ("Add", "Sub", "Mul", "Rounded")},
+    "TrueDiv": f"({_SINGLE.format('a')} / b).item()", "Sqrt": f"{_SINGLE.format('a')}.sqrt().item()",
+}  # fmt: skip
+"""Operators whose result float32 rounds. Python raises where a number is divided by zero, or negative under a root."""
 
 
 def _in_float32(name: str, *numbers: Any) -> Any:
@@ -93,7 +97,7 @@ def _in_float32(name: str, *numbers: Any) -> Any:
     exact = any(not isinstance(each, Number) and math.frexp(each)[0] == 0.5 for each in factors)  # a power of two
     if name not in _ROUNDED or exact or any(result is each for each in numbers):
         return result
-    return Number(code("torch.tensor(a, dtype=torch.float32).item()", a=result), result.is_positive)
+    return Number(code(_ROUNDED[name], **dict(zip("ab", numbers, strict=False))), result.is_positive)
 
 
 _MOVES = ("Concat", "ConstantOfShape", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
