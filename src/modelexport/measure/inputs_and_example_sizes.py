@@ -166,21 +166,21 @@ def example_feeds(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[st
 
 
 def shapes_in_run(tagged: TaggedFile, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the values that a file computes from inputs of these sizes, by name; empty if it cannot be run.
+    """The shapes of inputs of these sizes and of the values that a file computes from them; empty if it cannot be run.
 
     Values in branches that are not taken have none.
     """
     from modelexport.traces.file_run import FileRun  # slow to import
     from modelexport.traces.node_computation import NodeError
 
-    shapes: dict[str, tuple[int, ...]] = {}
+    feeds, _ = example_feeds(tagged, sizes)
+    shapes = {name: np.shape(array) for name, array in feeds.items()}
 
     def watch(node: ir.Node, arrays: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if isinstance(array, np.ndarray) and value.name:
             shapes[value.name] = array.shape
         return array
 
-    feeds, _ = example_feeds(tagged, sizes)
     with suppress(NodeError, UsageError):
         if feeds:
             FileRun(tagged.model, in_float64_for=None).run(feeds, watch)

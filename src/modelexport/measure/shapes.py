@@ -10,6 +10,7 @@ import ast
 import contextlib
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -129,18 +130,20 @@ def symbols_in(text: str) -> list[str]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """The expression that a text is; text of a file is never executed.
+    """The formula that a text is; text of a file is never executed.
 
     Raises:
-        SyntaxError, ValueError: It is not an expression, or it is too long, or too deep for Python's parser.
+        SyntaxError, ValueError: It is not a formula, or it is too long, or too deep for Python's parser.
     """
     if len(text) > FORMULA_CHARACTERS:
         raise ValueError("too long for a formula")
     try:
         parsed = ast.parse(text, mode="eval").body
+        with contextlib.suppress(ArithmeticError):
+            _number(parsed, defaultdict(lambda: 1))
         nodes = list(ast.walk(parsed))
-    except (MemoryError, RecursionError) as error:  # what the parser says of too many brackets
-        raise ValueError("too deep for a formula") from error
+    except (MemoryError, RecursionError, TypeError) as error:  # too many brackets, or arguments of a function
+        raise ValueError("too deep for a formula, or not arithmetic") from error
     divided = (node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
     if any(isinstance(divisor, ast.Name) for divisor in divided):
         raise ValueError("a name with slashes, as TorchScript's are")
@@ -177,7 +180,7 @@ def _number(tree: ast.expr, sizes: Mapping[str, int]) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Any:
     """A power, unless it would be a number that fills the memory."""
     if abs(exponent) > SIZE_DIGITS or abs(base) >= _LARGEST:
-        raise ValueError("a power that is not a size")
+        raise OverflowError("a power that is not a size")
     return base**exponent
 
 
