@@ -21,12 +21,11 @@ from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
 from modelexport.capture.value_decisions import is_of_model
 from modelexport.core.collected_messages import collected
-from modelexport.graph.size_conditions import SizeCondition, renamed, simplified
+from modelexport.graph.size_conditions import SizeCondition, next_odd, renamed, simplified
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
     changeable_sizes,
     inputs_of_file,
-    next_odd,
     symbol_sizes,
     symbols_by_input,
     with_sizes,

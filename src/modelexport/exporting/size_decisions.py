@@ -34,6 +34,7 @@ from modelexport.graph.size_conditions import (
     broken,
     fitting,
     follows,
+    next_odd,
     record_conditions,
     simplified,
     sizes_against,
@@ -344,7 +345,7 @@ def _against_most(
             for other in islice(sizes_against(condition, sizes), _LOOKED_AT)
         )
         likely = [value for value, _ in values.most_common() if value > 1]
-        chosen[symbol] = likely[0] if likely else (sizes[symbol] + max(sizes[symbol] // 8, 1)) | 1
+        chosen[symbol] = likely[0] if likely else next_odd(sizes[symbol])
     return chosen
 
 

@@ -165,6 +165,16 @@ def _near(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str, hold
     return [{**sizes, symbol: int(item)} for item in dict.fromkeys(chosen)]
 
 
+def larger(size: int) -> int:
+    """A size that is larger by an eighth, and by eight or as much again where that is little."""
+    return size + max(size // 8, min(size, 8))
+
+
+def next_odd(size: int) -> int:
+    """An odd size about an eighth larger: no multiple of the strides and tiles of kernels."""
+    return (size + max(size // 8, 1)) | 1
+
+
 def follows(condition: SizeCondition, others: Collection[SizeCondition]) -> bool:
     """Whether a condition of one axis holds wherever others of the same axis do."""
     values = _values(" ".join(each_condition.formula for each_condition in (condition, *others)))

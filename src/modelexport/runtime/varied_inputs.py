@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import conditions_of, fitting
+from modelexport.graph.size_conditions import conditions_of, fitting, larger
 from modelexport.graph.size_symbols import SYMBOL, put_size
 
 FACTORS = (4.0, -1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
@@ -71,7 +71,7 @@ def _resized(model: ir.Model, feeds: Mapping[str, Any], fixed: Collection[str]) 
         if SYMBOL.fullmatch(size)
     }
     free = [symbol for symbol, size in before.items() if symbol not in fixed and size > 1]
-    wanted = before | {symbol: before[symbol] + max(before[symbol] // 8, min(before[symbol], 8)) for symbol in free}
+    wanted = before | {symbol: larger(before[symbol]) for symbol in free}
     if (sizes := fitting(conditions_of(model), wanted, free)) in (None, before):
         return feeds
     numbers = {symbol: str(size) for symbol, size in sizes.items()}

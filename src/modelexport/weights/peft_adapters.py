@@ -91,6 +91,10 @@ class LowRank:
             return self.is_table or self.fan_in_fan_out
         return tuple(shape) == (inside, outside)
 
+    def output_axis(self, shape: Collection[int]) -> int:
+        """The axis of a weight of this shape that has its outputs."""
+        return len(shape) - 1 if self.is_transposed(shape) else 0
+
     def fits(self, shape: Collection[int]) -> bool:
         """Whether it is for a weight of this shape."""
         a, b = self.shapes["a"], self.shapes["b"]
@@ -115,7 +119,7 @@ class LowRank:
         """With DoRA: what each output of the changed weight is multiplied by; shape ``(outputs,)``."""
         if "magnitude" not in self._keys:
             return None
-        axis = base.ndim - 1 if self.is_transposed(base.shape) else 0
+        axis = self.output_axis(base.shape)
         others = tuple(each for each in range(base.ndim) if each != axis)
         norm = np.sqrt(np.square(base.astype(np.float32) + delta).sum(axis=others))
         return np.asarray(self.part("magnitude").reshape(-1) / norm)
@@ -132,7 +136,7 @@ class LowRank:
         factor = self.factor(base, delta)
         if factor is None:
             return np.asarray(changed)
-        axis = base.ndim - 1 if self.is_transposed(base.shape) else 0
+        axis = self.output_axis(base.shape)
         return np.asarray(changed * factor.reshape([-1 if each == axis else 1 for each in range(base.ndim)]))
 
 

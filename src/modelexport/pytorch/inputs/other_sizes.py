@@ -15,13 +15,13 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import broken, conditions_of, fitting, sizes_against
+from modelexport.graph.size_conditions import broken, conditions_of, fitting, larger, next_odd, sizes_against
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 
 WAYS: Mapping[str, Callable[[int], int]] = {
-    "other sizes": lambda size: size + max(size // 8, min(size, 8)),
+    "other sizes": larger,
     "twice the sizes": lambda size: 2 * size,
     "half the sizes": lambda size: max(size // 2, 1),
     "smaller sizes": lambda size: max(size - max(size // 5, 1), 1),
@@ -178,11 +178,6 @@ def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inpu
         largest = max(sizes.values(), default=0)
         if not broken(conditions, sizes) and sizes != before and largest <= max(_LARGEST, *before.values()):
             yield what, with_sizes(inputs, model, sizes)
-
-
-def next_odd(size: int) -> int:
-    """An odd size about an eighth larger: no multiple of the strides and tiles of kernels."""
-    return (size + max(size // 8, 1)) | 1
 
 
 _LIMITS, _LARGEST = 2, 1100
