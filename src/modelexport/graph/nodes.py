@@ -41,10 +41,14 @@ def with_nested(node: ir.Node) -> Iterator[ir.Node]:
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
-    yield model.graph
-    for node in nodes_of(model.graph):
-        if node.attributes.data:
-            yield from nested_graphs(node)
+    yield from _with_graphs_inside(model.graph)
+
+
+def _with_graphs_inside(graph: ir.Graph) -> Iterator[ir.Graph]:
+    yield graph
+    for node in graph:
+        for nested in nested_graphs(node):
+            yield from _with_graphs_inside(nested)
 
 
 def is_sorted(graph: ir.Graph) -> bool:
@@ -65,8 +69,11 @@ def _is_sorted(graph: ir.Graph, before: set[ir.Node]) -> bool:
 
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The nested graphs of a node: branches and loop bodies."""
-    attributes = node.attributes.data
-    return [graph for attribute in attributes.values() for graph in graphs_of(attribute)] if attributes else ()
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():
+        if (kind := attribute.type) is _GRAPH or kind is _GRAPHS:
+            graphs += graphs_of(attribute)
+    return graphs
 
 
 def graphs_of(attribute: ir.Attr) -> Sequence[ir.Graph]:
