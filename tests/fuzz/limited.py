@@ -48,7 +48,8 @@ def fault(ended: Ended) -> str:
     for word in ("Traceback", "internal error"):
         if word in ended.err or word in ended.out:
             return ended.err[-600:]
-    if ended.status > 1 and not ended.err.startswith("modelexport: "):
+    # A line about how the calls of a file were found may come before it.
+    if ended.status > 1 and not any(line.startswith("modelexport: ") for line in ended.err.splitlines()):
         return f"no message: {ended.err!r}"
     if "\x1b" in ended.out or "\x1b" in ended.err:
         return "control characters in what is shown"
