@@ -148,10 +148,11 @@ def _shape(o: Operation) -> ast.expr:
 def _dropout(o: Operation) -> ast.expr:
     o.attribute("ratio")
     drops = o.number(2) if o.version >= 12 and o.has(2) else False
-    if drops is None or (drops and o.outputs_used() > 1):
-        raise UnwrittenError("its mask is used, or it is computed whether it drops")
+    ratio = o.number(1) if o.has(1) else 0.5
+    if drops is None or (drops and (ratio is None or o.outputs_used() > 1)):
+        raise UnwrittenError("its mask is used, or it is computed whether it drops, or how much")
     if drops:
-        return o.write("F.dropout(a, ratio)", ratio=o.number(1) if o.has(1) else 0.5)
+        return o.write("F.dropout(a, ratio)", ratio=ratio)
     return o.write("a" if o.outputs_used() == 1 else "(a, torch.ones_like(a, dtype=torch.bool))")
 
 
