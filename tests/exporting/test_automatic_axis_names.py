@@ -121,3 +121,12 @@ def test_axes_are_read_from_docstrings_of_several_styles() -> None:
         "lines": ("batch", "", "", ""),
         "sums": ("", "lambda"),
     }
+
+
+def test_the_axis_of_an_output_that_is_called_by_a_number_begins_with_no_number(tmp_path: Path) -> None:
+    class Positive(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"21": x[x > 0]}
+
+    export(Positive(), (torch.rand(4),), tmp_path / "x.onnx", dynamic=True)
+    assert sizes(tmp_path / "x.onnx")["21"] == ["_21_axis_0"]

@@ -235,6 +235,18 @@ def test_padding_is_computed_from_dynamic_sizes(operator: str, pad: str, steps: 
         np.testing.assert_allclose(found, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
+def test_sizes_that_are_padded_to_a_multiple_are_numbers(tmp_path: Path) -> None:
+    """As in window attention: onnxscript writes the attribute of ``Mod`` with its default."""
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Neg", ["s"], ["n"]), node("Mod", ["n", "four"], ["m"], fmod=0),
+        node("Add", ["s", "m"], ["a"]), node("Div", ["a", "four"], ["d"]), node("Expand", ["one", "d"], ["output"]),
+    ]  # fmt: skip
+    constants = {"four": np.array([4]), "one": np.ones((1, 1), np.float32)}
+    path = file_of(tmp_path / "x.onnx", nodes, X, FLOAT, constants, sizes=["h", "w"])
+    assert torch_source(path).text.count("% 4) // 4") == 2
+    assert to_torch(path)(torch.ones(5, 8)).shape == (2, 2)
+
+
 def test_padding_that_was_turned_around_is_numbers(tmp_path: Path) -> None:
     """As TorchScript writes ``F.pad``: the pads of the last axis come first, so zeros are added and rows reversed."""
     nodes = [

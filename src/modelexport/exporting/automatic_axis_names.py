@@ -127,7 +127,7 @@ def _words_of_operators(model: ir.Model) -> dict[str, str]:
 
 
 def _unique_name(axis: _Axis, word: str, taken: Collection[str]) -> str:
-    value = re.sub(r"\W", "_", axis.value)
+    value = re.sub(r"\W|^(?=\d)", "_", axis.value)
     by_axis = f"{value}_axis_{axis.number}"
     names = [word, f"{value}_{word}", by_axis, *(f"{by_axis}_{count}" for count in range(2, len(taken) + 3))]
     return next(

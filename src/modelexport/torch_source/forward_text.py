@@ -276,9 +276,12 @@ class ForwardText(NestedGraphs):
                 self._give(value, result, node.op_type)
 
     def _number_node(self, node: ir.Node) -> None:
-        numbers = self.numbers(node.outputs[0])
+        value, known = node.outputs[0], self.file_numbers.known
+        numbers = self.numbers(value)
         if numbers is None:
             numbers = self.file_numbers.of_node(node, self.numbers, self._size)
+        elif not value.is_graph_output() and all(use.node.outputs[0] in known for use in value.uses()):
+            return  # what is computed of it is an expression of the sizes as well, and needs no name for it
         assert numbers is not None
         short = numbers.copy()
         for place, number in np.ndenumerate(numbers):
@@ -286,7 +289,7 @@ class ForwardText(NestedGraphs):
                 name = self._fresh("size")
                 self._emit(f"{name} = {ast.unparse(number.code)}")
                 short[place] = Number(parsed(name), number.is_positive)
-        self._numbers[node.outputs[0]] = short
+        self._numbers[value] = short
 
     def _return(self) -> None:
         outputs = self.layout.outputs[self.group.call]

@@ -66,7 +66,8 @@ def _computed(name: str, *numbers: Any) -> Any:
     if name in ("Add", "Mul") and not isinstance(numbers[0], Number) and numbers[0] == _UNCHANGED[name]:
         return numbers[1]
     expression = code(template, **dict(zip("abc", numbers, strict=False)))
-    return Number(expression, name not in ("Sub", "Neg", "Mod") and all(map(_is_positive, numbers)))
+    deciding = numbers[1:] if name == "Mod" else numbers  # a remainder has the sign of the divisor
+    return Number(expression, name not in ("Sub", "Neg") and all(map(_is_positive, deciding)))
 
 
 def _is_positive(number: Any) -> bool:
@@ -184,7 +185,7 @@ class FileNumbers:
         is_narrow = dtype is not None and kind_of(dtype) in "iuf" and dtype.itemsize < _WIDTH
         if all(each is None for each in known) and node.op_type != "ConstantOfShape":
             return None
-        if is_narrow or (node.op_type == "Mod" and "fmod" in node.attributes):
+        if is_narrow or node.attributes.get_int("fmod", 0) == 1:
             return None  # Python's numbers do not wrap around or lose digits; its remainder has the sign of the divisor
         given = [
             each if each is not None or value is None else constant_numbers(self.array(value))
