@@ -165,10 +165,21 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
     modelexport.export(model, inputs, new)
     calls: dict[str, Callable[[], Any]] = {
         "the example inputs are a NoneType": lambda: modelexport.export(model, None, path),  # type: ignore[arg-type]
-        "the path is a Tensor": lambda: modelexport.export(model, path, inputs),  # type: ignore[arg-type]
-        "dynamic is {'x'": lambda: modelexport.export(model, inputs, path, dynamic={"x": {0: "b"}}),  # type: ignore[arg-type]
-        "dynamic is 'batch'": lambda: modelexport.export(model, inputs, path, dynamic="batch"),  # type: ignore[arg-type]
+        "export: path takes str | Path | None, not tensor(": lambda: modelexport.export(model, path, inputs),  # type: ignore[arg-type]
+        "export: dynamic takes bool, not {'x'": lambda: modelexport.export(
+            model, inputs, path, dynamic={"x": {0: "b"}}
+        ),  # type: ignore[arg-type]
+        "export: dynamic takes bool, not 'batch'": lambda: modelexport.export(model, inputs, path, dynamic="batch"),  # type: ignore[arg-type]
         "there is no path: give export(model, inputs, path)": lambda: modelexport.export(model, path),
+        "export: tags_as takes Literal['metadata', ": lambda: modelexport.export(model, inputs, path, tags_as="name"),  # type: ignore[arg-type]
+        "export: include takes Collection[str], not 'Linear'": lambda: modelexport.export(
+            model, inputs, path, include="Linear"
+        ),
+        "cost: sizes takes Mapping[str, int of 0 or more] | None, not {'x': -1}": lambda: modelexport.cost(
+            path, {"x": -1}
+        ),
+        "place: rules takes Iterable[str | Any], not 5": lambda: modelexport.place(path, 5),  # type: ignore[arg-type]
+        "the model is a int": lambda: modelexport.verify(5, inputs, new),
         "the inputs of the model are missing": lambda: modelexport.verify(model, new),  # type: ignore[call-overload]
         "the model comes first": lambda: modelexport.verify(new, model, inputs),
         "Linear does not run with": lambda: modelexport.verify(model, torch.ones(2, 5), new),
@@ -177,6 +188,10 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
         with pytest.raises(modelexport.errors.UsageError) as error:
             call()
         assert str(error.value).startswith(text) and "\n" not in str(error.value)
+    with pytest.raises(TypeError, match="neither inputs nor against"):
+        modelexport.verify(model, inputs, new, against=path)  # type: ignore[call-overload]
+    assert modelexport.export.__module__ == "modelexport.exporting.pipeline"
+    assert inspect.signature(modelexport.profile).parameters["runs"].default == 10
 
 
 def test_a_selection_is_iterated_over_its_calls(results: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ import ast
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from modelexport.core.missing_extras import missing_extra
@@ -40,11 +40,16 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        public = getattr(importlib.import_module(_PUBLIC[name]), name)
     except ModuleNotFoundError as error:
         if lacking := missing_extra(error):
             raise ImportError(f"modelexport.{name}: {lacking}", name=error.name) from error
         raise
+    if not isinstance(public, FunctionType):
+        return public
+    from modelexport.core.checked_arguments import with_checked_arguments
+
+    return with_checked_arguments(public)
 
 
 class _Package(ModuleType):

@@ -33,11 +33,11 @@ def verify_device(
     *,
     device: str,
     modules: Sequence[str] = (),
-    inputs: Mapping[str, Any] | Path | None = None,
+    inputs: Mapping[str, Any] | str | Path | None = None,
     bound: float = BOUND,
     limit: float = LIMIT,
     keep: bool = True,
-    fix: Path | None = None,
+    fix: str | Path | None = None,
     seed: int = 0,
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
@@ -60,6 +60,7 @@ def verify_device(
     if not limit > 0:
         raise UsageError(f"{limit:g} is not a limit: give seconds")
     on, tagged = find_device(device), read_tagged(file)
+    fix = None if fix is None else Path(fix)
     if fix is not None:
         check_quantized_writable(fix, tagged.path)
     chosen = tagged.select(*modules).calls if modules else ()

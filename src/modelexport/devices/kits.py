@@ -116,7 +116,7 @@ def write_kit(
 
 
 def verify_results(
-    file: Source, results: Path, *, inputs: Mapping[str, Any] | Path | None = None, bound: float = BOUND
+    file: Source, results: str | Path, *, inputs: Mapping[str, Any] | str | Path | None = None, bound: float = BOUND
 ) -> DeviceReport:
     """The report of a file on a device where its kit was run.
 
@@ -125,7 +125,7 @@ def verify_results(
         UsageError: As :func:`.device_verification.verify_device`.
     """
     check_bound(bound)
-    content = read_regular(results, SETTINGS_BYTES)
+    content = read_regular(Path(results), SETTINGS_BYTES)
     damaged = f"{results} is not a file of results"
     read = decode_json(content, kind=KitResults, damaged=damaged, then=_AGAIN)
     if not re.fullmatch(r"\w+", read.device.provider):

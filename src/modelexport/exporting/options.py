@@ -55,13 +55,6 @@ class CaptureOptions:
         only_python=True,
     )
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.dynamic, bool):
-            raise UsageError(
-                f"dynamic is {self.dynamic!r}, not True or False: names of axes are given as "
-                'interface=RequestedNames(axes={("x", 0): "batch"}), of modelexport.exporting.requested_names'
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree_display import tree_rows
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @with_keywords_of(*Options().of_a_file, only_python=True)
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 @only_new_garbage()
 def export(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Mapping[str, Any] | Sequence[Any] | Tensor,
     path: str | Path | None = None,
     *,
     name: str | None = None,
@@ -79,9 +78,8 @@ def export(
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
         OutputError: The files cannot be written. Existing files are unchanged.
     """
-    if not isinstance(path, str | os.PathLike):
-        given = "there is no path" if path is None else f"the path is a {type(path).__name__}"
-        raise UsageError(f"{given}: give export(model, inputs, path), for example with example_inputs(model)")
+    if path is None:
+        raise UsageError("there is no path: give export(model, inputs, path), for example with example_inputs(model)")
     path, stages, options = Path(path), stages or Stages(progress), (options or Options()).replaced_by(keywords)
     options.check_together()
     check_writable(path)

@@ -52,7 +52,7 @@ class _Described(msgspec.Struct):
 def make_feeds(
     tagged: TaggedFile,
     path: Path,
-    inputs: Mapping[str, Any] | Path | None,
+    inputs: Mapping[str, Any] | str | Path | None,
     sizes: Mapping[str, int],
     *,
     provider: str,
@@ -76,9 +76,9 @@ def make_feeds(
                 "sizes (--size) are those of random inputs, and this run has inputs that are given (--inputs) or those "
                 "of a PyTorch model (--against-torch): leave out the sizes"
             )
-        arrays = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
-        source = str(inputs) if isinstance(inputs, Path) else "given"
-        return fitted(arrays, tagged.model, optional=True), source
+        if isinstance(inputs, str | Path):
+            return fitted(read_feeds(Path(inputs), seed), tagged.model, optional=True), str(inputs)
+        return fitted(dict(inputs), tagged.model, optional=True), "given"
     if reference_path(tagged.path).exists():
         with open_reference(tagged) as reference:
             names = [value.name or "" for value in required_inputs(tagged.model)]

@@ -98,7 +98,7 @@ class ModuleProfile:
 
 def profile(
     file: Source | TaggedFile,
-    inputs: Mapping[str, Any] | Path | None = None,
+    inputs: Mapping[str, Any] | str | Path | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
     runs: int = 10,

@@ -187,7 +187,7 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str
 
 def profile_parts(
     path: Source,
-    inputs: Mapping[str, Any] | Path | None = None,
+    inputs: Mapping[str, Any] | str | Path | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
     runs: int = 10,
@@ -216,7 +216,7 @@ def profile_parts(
     if not path.is_dir():
         return {"": profile(path, inputs, sizes=sizes, **how)}
     uses = uses_of(path, sizes or {})
-    user_inputs = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
+    user_inputs = read_feeds(Path(inputs), seed) if isinstance(inputs, str | Path) else dict(inputs or {})
     taken = (value.name or "" for use in uses.values() for value in use.tagged.model.graph.inputs)
     check_names(user_inputs, taken, str(path))
     if DECODE in uses:

@@ -70,18 +70,18 @@ def verify(
     /,
     *,
     device: str,
-    inputs: Mapping[str, Any] | Path | None = None,
+    inputs: Mapping[str, Any] | str | Path | None = None,
     modules: Sequence[str] = (),
     bound: float = ...,
     limit: float = ...,
     keep: bool = True,
-    fix: Path | None = None,
+    fix: str | Path | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> DeviceReport: ...
 @overload
 def verify(
-    file: Source, /, *, results: Path, inputs: Mapping[str, Any] | Path | None = None, bound: float = ...
+    file: Source, /, *, results: str | Path, inputs: Mapping[str, Any] | str | Path | None = None, bound: float = ...
 ) -> DeviceReport: ...
 @overload
 def verify(
@@ -133,8 +133,8 @@ def verify(
     *,
     against: Source | None = None,
     device: str | None = None,
-    results: Path | None = None,
-    inputs: Mapping[str, Any] | Path | None = None,
+    results: str | Path | None = None,
+    inputs: Mapping[str, Any] | str | Path | None = None,
     modules: Sequence[str] = (),
     provider: str = CPU,
     seed: int | None = None,
@@ -142,7 +142,7 @@ def verify(
     data: str | Path | None = None,
     limit: float | None = None,
     keep: bool | None = None,
-    fix: Path | None = None,
+    fix: str | Path | None = None,
     perturb: bool | None = None,
     others: bool | None = None,
     sidecar: Hierarchy | None = None,
@@ -209,18 +209,22 @@ def verify(
 
         return verify_results(as_path(first), results, **how)
     reporting: dict[str, Any] = {} if progress is None else {"tell": progress}
-    how |= {"provider": provider} if device is None else reporting
+    how |= {"provider": provider} if device is None or provider != CPU else {}
     if file is None:
         if hasattr(first, "named_modules"):
             raise UsageError("the inputs of the model are missing: give verify(model, inputs, file)")
-        return _without_model(as_path(first), against, how)
+        return _without_model(as_path(first), against, how if device is None else how | reporting)
     if hasattr(model_inputs, "named_modules"):
         raise UsageError("the model comes first: verify(model, inputs, path)")
+    if inputs is not None or against is not None:
+        raise TypeError("verify(model, inputs, path) takes neither inputs nor against as keywords")
     path = as_path(file)
     if path.is_dir():
         return _package(first, model_inputs, path, how, reporting)
     from modelexport.verify.verify import verify as with_model
 
+    if not hasattr(first, "named_modules"):
+        raise UsageError(f"the model is a {type(first).__name__}: give verify(model, inputs, path) a module of PyTorch")
     return with_model(first, model_inputs, path, **how, **reporting)
 
 

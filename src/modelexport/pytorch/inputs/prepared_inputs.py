@@ -37,7 +37,7 @@ class Prepared:
     """What was left out or added, a line each."""
 
 
-def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] = ()) -> Prepared:
+def prepare_inputs(model: nn.Module, inputs: Inputs | torch.Tensor, constants: Collection[str] = ()) -> Prepared:
     """Bring example inputs into the form in which exporters take them. They are not changed themselves.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import onnx_ir as ir
 
@@ -52,6 +52,7 @@ class Parts:
     """The exported module that they come from, if they do."""
 
 
+@runtime_checkable
 class Substitute(Protocol):
     """Builds the replacement of a call."""
 

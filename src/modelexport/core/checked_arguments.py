@@ -1,0 +1,77 @@
+"""Checks arguments against annotations, so that a misspelled choice, or a text for several, is not used silently."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from modelexport.core.text import shortened
+from modelexport.errors import UsageError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_TAKEN: Mapping[Any, type] = {int: Integral, float: Real, Path: os.PathLike, Sequence: Collection}
+"""What is also taken for an annotation: numbers of NumPy, everything that has a path, and tensors."""
+
+
+@functools.cache
+def with_checked_arguments(function: _Function) -> _Function:
+    """A function that raises ``UsageError`` for an argument that its annotation does not allow, or below zero.
+
+    Types whose names are imported for type checkers alone are not checked.
+    """
+    signature = inspect.signature(function)
+    names = _Names(vars(builtins) | vars(sys.modules[function.__module__]))
+    hints = {name: _resolved(parameter.annotation, names) for name, parameter in signature.parameters.items()}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            given = {}  # Python's own message follows
+        for name, value in given.items():
+            if not _fits(value, hints[name]):
+                text = re.sub(r"(collections\.abc|pathlib|typing)\.", "", inspect.formatannotation(hints[name]))
+                wanted = re.sub(r"\bint\b", "int of 0 or more", text)
+                shown = shortened(" ".join(repr(value).split()), 80)
+                raise UsageError(f"{function.__name__}: {name} takes {wanted}, not {shown}")
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]  # as functools.wraps cannot say
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+def _resolved(annotation: Any, names: _Names) -> Any:
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"": annotation}), {}, names)[""]
+    except (AttributeError, TypeError):  # of a module that is missing, or of the name of a type
+        return Any
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, inside = get_origin(hint) or hint, get_args(hint)
+    if kind is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inside)
+    if kind in (Union, UnionType):
+        return any(_fits(value, choice) for choice in inside)
+    if not isinstance(kind, type) or kind is Any:
+        return True
+    if not isinstance(value, _TAKEN.get(kind, kind)) or (isinstance(value, str | bytes) and inside):
+        return False
+    if not isinstance(value, Collection):
+        return kind is not int or cast(int, value) >= 0
+    parts = zip((value, value.values()) if isinstance(value, Mapping) else (value,), inside, strict=False)
+    return all(kind_inside is Any or all(_fits(each, kind_inside) for each in part) for part, kind_inside in parts)
