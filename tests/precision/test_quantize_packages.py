@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import modelexport
 from commands import run
 from exports import Exporter
 from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
+from modelexport.packages.changed_packages import update_package
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged
@@ -54,6 +57,19 @@ def test_what_parts_share_is_there_once(stages: Path, tmp_path: Path) -> None:
     ]
     assert len(offsets) == 2 and offsets[0] == offsets[1]
     assert (tmp_path / "out" / "weights.data").stat().st_size < 2 * 32 * 8 * 4
+
+
+def test_parameters_of_two_parts_at_one_place_are_not_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(2)))
+    model[1].load_state_dict(model[0].state_dict())
+    modelexport.export(model, torch.ones(2, 16), tmp_path / "m.onnx")
+    modelexport.split(tmp_path / "m.onnx", tmp_path / "stages", stages=2)
+    with monkeypatch.context() as earlier:  # versions that wrote tensors once by their content
+        earlier.setattr("modelexport.packages.changed_packages.parameter_plan", lambda value: None)
+        modelexport.quantize_package(tmp_path / "stages", tmp_path / "shared", to="int8-dynamic", keep=["0", "1"])
+    save_file({"0.weight": torch.zeros(16, 16), "1.weight": torch.ones(16, 16)}, tmp_path / "new.safetensors")
+    with pytest.raises(UsageError, match=r"0\.weight and 1\.weight have one place in weights\.data"):
+        update_package(tmp_path / "shared", tmp_path / "new.safetensors", tmp_path / "updated")
 
 
 def test_a_selector_has_to_match_in_one_part(stages: Path, tmp_path: Path) -> None:

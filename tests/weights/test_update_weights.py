@@ -283,10 +283,10 @@ def test_an_entry_without_an_initializer_is_refused_where_the_file_does_not_reco
     path = written(tmp_path / "file.onnx", text + " { m = MatMul(x, val_0) y = Add(m, bias) }")
     entries: dict[str, Any] = {"bias": np.ones(2, np.float32), "0._extra_state": [1, 2]}
     assert update_weights(path, entries, tmp_path / "bias.onnx").replaced == 1
-    entries["weight"] = np.ones((2, 1), np.float32)
-    for file in (path, Path(modelexport.adopt(path, tmp_path / "adopted.onnx").path)):
-        with pytest.raises(WeightsError, match=r"1 of the 3 entries \(weight\), .*retag .*leave out") as raised:
-            update_weights(file, entries, tmp_path / "new.onnx")
+    adopted, weight = Path(modelexport.adopt(path, tmp_path / "adopted.onnx").path), np.ones((2, 1), np.float32)
+    for file, new in [(path, weight), (adopted, weight), (path, weight.tolist()), (path, memoryview(weight))]:
+        with pytest.raises(WeightsError, match=r"1 of the 2 entries \(weight\), .*retag .*leave out") as raised:
+            update_weights(file, {**entries, "weight": new}, tmp_path / "new.onnx")
         assert raised.value.surplus == ("weight",) and not (tmp_path / "new.onnx").exists()
 
 

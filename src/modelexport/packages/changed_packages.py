@@ -201,12 +201,12 @@ def _overwrite(package: Package, staging: Path, changed: Callable[[Path], NewTen
     Raises:
         UsageError: A part has a weight embedded, or two parameters are at one place of a file.
     """
-    written = set()
+    written, names = set(), dict[object, list[str]]()
     for part, file in package.files.items():
-        names: dict[object, list[str]] = {}
+        folder = staging / file.parent.relative_to(package.folder)
         for value, plan in parameter_plans(onnx_models.load_onnx(file)).items():
             if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.nbytes:
-                there = names.setdefault((tensor.location, tensor.offset), plan.keys)
+                there = names.setdefault(((folder / tensor.location).stat().st_ino, tensor.offset), plan.keys)
                 if set(there).isdisjoint(plan.keys):
                     raise UsageError(
                         f"{there[0]} and {plan.keys[0]} have one place in {tensor.location}, so neither can change "
@@ -216,7 +216,7 @@ def _overwrite(package: Package, staging: Path, changed: Callable[[Path], NewTen
             tensor = value.const_value
             if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
                 raise UsageError(f"{part} has {value.name} embedded: change the weights of {file} alone")
-            target = staging / file.parent.relative_to(package.folder) / str(tensor.location)
+            target = folder / tensor.location
             place = (target.stat().st_ino, tensor.offset)
             if place not in written:
                 written.add(place)

@@ -33,6 +33,8 @@ from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
 
+_EXTRA_STATE = "_extra_state"
+"""The last part of the key of what ``nn.Module.get_extra_state`` returns, which need not be a tensor."""
 _LISTED = 3
 """How many names of each kind the message has."""
 
@@ -109,7 +111,7 @@ def update_weights(
         transformed=sum(bool(plan.steps) for plan in plans.values()),
         kept=len(values) - len(plans),
         used=len(tied),
-        unused=len(weights.types.keys() - tied.keys() - weights.untyped),
+        unused=len(weights.types.keys() - tied.keys()),
     )
 
 
@@ -119,13 +121,12 @@ class _InMemory:
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors
         self.types = {
-            key: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-            for key, tensor in tensors.items()
-            if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is not a tensor
+            key: (str(entry.dtype).removeprefix("torch."), list(entry.shape))
+            if hasattr(entry, "dtype")
+            else (type(entry).__name__, [])
+            for key, entry in tensors.items()
+            if key.rpartition(".")[2] != _EXTRA_STATE
         }
-        lists = (list, tuple, int, float)  # which have no element type
-        self.untyped = frozenset(key for key, entry in tensors.items() if isinstance(entry, lists))
-        self.types |= {key: (type(tensors[key]).__name__, []) for key in self.untyped}
 
     def read(self, key: str) -> np.ndarray:
         tensor = self._tensors[key]
@@ -134,8 +135,6 @@ class _InMemory:
 
 class WeightsInFile:
     """A safetensors file that is read one tensor at a time."""
-
-    untyped = frozenset[str]()
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -183,7 +182,7 @@ def check_placed(path: Path, model: ir.Model, entries: Collection[str], weights:
 
     Such an entry may be computed into an initializer of another name, as a transposed weight is, which would stay old.
     """
-    unplaced = _unlisted(weights, entries)
+    unplaced = [key for key in weights.types if key not in entries]
     if unplaced and (not is_tagged(model) or text_of(model, keys.ADOPTED) is not None):
         raise WeightsError(
             f"{path} has no initializer with the name of {len(unplaced)} of the {len(weights.types)} entries "
@@ -192,11 +191,6 @@ def check_placed(path: Path, model: ir.Model, entries: Collection[str], weights:
             "if the file does not use them",
             surplus=unplaced,
         )
-
-
-def _unlisted(weights: _InMemory | WeightsInFile, entries: Collection[str]) -> list[str]:
-    """The tensors that a file does not list. What has no element type may be a module's extra state instead."""
-    return [key for key in weights.types if key not in entries and key not in weights.untyped]
 
 
 def _check_recorded(
@@ -248,7 +242,7 @@ def check_fit(
     types = weights.types
     missing = [names[0] for names in groups if not any(name in types for name in names)]
     # If entries are missing, surplus ones show a misspelled name.
-    surplus = _unlisted(weights, entries) if strict or missing else []
+    surplus = [key for key in types if key not in entries] if strict or missing else []
     misshapen = [
         key
         for key, given_type in types.items()
