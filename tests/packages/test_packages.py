@@ -335,6 +335,7 @@ def test_a_folder_of_sentence_transformers_is_one_graph_to_the_embedding(tmp_pat
     done = run("export", folder, "-o", "out/", "--verify", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\nthe inputs that the parts were run with were made up\n" in done.stdout
+    assert "\nmodel: verified: 1 output agrees with PyTorch, largest difference " in done.stdout
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = ["The cat sat on the mat.", "A kitten was sitting on a rug in the old house.", "Stocks fell."]
     tokens = tokenizer(texts, padding=True, return_tensors="pt")

@@ -57,11 +57,11 @@ def net() -> Net:
 INPUTS = {"x": torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))}
 
 
-def exported(path: Path, *, dynamo: bool) -> Path:
+def exported(path: Path, *, dynamo: bool, model: nn.Module | None = None) -> Path:
     with collected(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         arguments: dict[str, Any] = {"verbose": False} if dynamo else {"opset_version": 17, "input_names": ["x"]}
-        torch.onnx.export(net(), (INPUTS["x"],), str(path), dynamo=dynamo, **arguments)
+        torch.onnx.export(model or net(), (INPUTS["x"],), str(path), dynamo=dynamo, **arguments)
     return path
 
 
@@ -104,6 +104,17 @@ def test_a_sound_file_agrees_in_every_call_though_norms_are_folded_and_names_are
             "", "blocks.0", "blocks.0.norm", "blocks.0.fc", "blocks.1", "blocks.1.norm", "blocks.1.fc", "head",
         }  # fmt: skip
         assert "found by value" in report.notes[0]
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_sound_file_with_all_names_of_the_model_agrees_although_classes_are_guessed(
+    dynamo: bool, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv1d(4, 2, 3)).eval()
+    file = exported(tmp_path / "file.onnx", dynamo=dynamo, model=model)
+    for path in (file, modelexport.adopt(file, tmp_path / "adopted.onnx").path):
+        report = modelexport.verify(model, (INPUTS["x"],), path)
+        assert report.agrees and report.parameters.used == 4, report
 
 
 def test_a_part_that_was_cut_out_is_found_by_value_too(file: Path, tmp_path: Path) -> None:

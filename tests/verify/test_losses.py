@@ -15,11 +15,12 @@ from torch import nn
 
 from exports import Shared
 from graph_texts import with_formula, written
-from modelexport import export, verify_against
+from modelexport import export, extract, verify_against
 from modelexport.cli.show_verification import format_losses
 from modelexport.errors import UsageError
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.packages.report_page import write_report_page
+from modelexport.verify.verify_report import VerifyReport
 
 SCALED = """g (float[2,2] x) => (float[2,2] y) <float[2] w = {1, 1}, float[2] s = {1, %s}>
     { ["/a/Mul"] h = Mul(x, w) ["/b/Mul"] i = Mul(h, s) ["/b/Mul_1"] y = Mul(i, s) }"""
@@ -39,6 +40,19 @@ def test_a_call_has_the_loss_of_its_own_output_behind_one_that_is_a_sequence(
         { ["/a/SequenceConstruct"] z = SequenceConstruct(x, x, x) ["/b/Mul"] y = Mul(x, s) }"""
     first, second = (written(tmp_path / f"{name}.onnx", text % name) for name in ("1", factor))
     assert verify_against(first, second)["b"].status == status
+
+
+def test_every_run_of_data_is_compared_and_a_sequence_may_have_another_length_in_each(tmp_path: Path) -> None:
+    text = """g (float[N] x) => (seq(float[N]) z, float[N] y) <float s = {%s}>
+        { ["/a/SplitToSequence"] z = SplitToSequence(x) ["/b/Mul"] y = Mul(x, s) }"""
+    files = [written(tmp_path / f"{factor}.onnx", text % factor) for factor in ("1", "2")]
+    (tmp_path / "data.jsonl").write_text('{"x": [0]}\n{"x": [1, 2, 3]}\n')
+    cut = tmp_path / "cut.onnx"
+    for file, agrees in zip(files, (True, False), strict=True):
+        extract(file, "b", cut)
+        for second in (file, cut):  # the first run tells nothing
+            report = verify_against(files[0], second, data=tmp_path / "data.jsonl")
+            assert report.agrees == agrees and report.inputs.startswith("2 runs")
 
 
 BRANCHES = """g (float[2,2] x, bool c) => (float[2,2] y) <float[2] w = {1, 1}, float[2] v = {%s, %s}>
@@ -155,3 +169,6 @@ def test_the_page_of_two_files_has_the_verdict_of_the_recipes_bound(
     page = (tmp_path / "page.html").read_text()
     assert f"Against another file: {verdict}s" in page
     assert re.search(rf'\["[^"]*output[^"]*", ?"{verdict}, off by 0\.\d+ % of its norm', page)
+    nothing = VerifyReport(outputs=[], calls=[], provider="CPUExecutionProvider", parameters=None)
+    write_report_page(half, tmp_path / "half.html", verified={"": nothing})
+    assert "Verification: not compared" in (tmp_path / "half.html").read_text()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import command_line
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
-from modelexport.cli.show_verification import format_parameters
+from modelexport.cli.show_verification import format_parameters, format_verification
 from modelexport.core.text import align, bytes_text, plural
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
         nodes = coverage.exact + coverage.derived + coverage.inferred
         checked: str = "" if export.check is None else export.check.status
         if export.verified is not None:
-            checked = "agrees" if export.verified.agrees else "differs"
+            checked = export.verified.verdict
         rows.append((part.name, part.file, nodes, coverage.exact, coverage.derived, coverage.inferred, checked))
     size = f"{bytes_text(result.weight_bytes)} on disk, once for all parts"
     weights = f"weights: {', '.join(result.manifest.weights)}, {size}"
@@ -42,12 +42,17 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
     interfaces = [
         line for name, part in result.parts.items() for line in (f"{name}:", *format_interface(part.hierarchy))
     ]
+    verifications = [
+        f"{name}: {format_verification(part.verified)}"
+        for name, part in result.parts.items()
+        if part.verified is not None
+    ]
     took = f"{result.folder}: {sum(result.seconds.values()):,.1f} s"
     shown = command_line("report", result.folder, "-o", result.folder / "report.html")
-    verified = all(part.verified is not None for part in result.parts.values())
-    first = command_line(*(("tree", result.folder) if verified else ("verify", result.folder, "--model", model)))
+    of_model = ("tree", result.folder) if verifications else ("verify", result.folder, "--model", model)
+    first = command_line(*of_model)
     steps = [first, shown if page is None else f"open {page} in a browser"]
-    return "\n".join([align(rows), *interfaces, weights, *fused, *result.notes, took, f"next: {'; '.join(steps)}"])
+    return "\n".join([align(rows), *interfaces, weights, *fused, *verifications, *result.notes, took, f"next: {'; '.join(steps)}"])
 
 
 def format_generation(report: GenerationReport) -> str:

@@ -31,6 +31,7 @@ from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.against_report import AgainstReport, Loss, weight_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
+_SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
 _LISTED = 5
 """How many calls that are off a section lists."""
 _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
@@ -177,8 +178,7 @@ def _losses(against: Path, report: AgainstReport) -> Section:
         (call.address or ".", f"off by {percent_text(weight_of(call.per_module))} of its norm by itself")
         for call in report.listed[:_LISTED]
     ]
-    verdict = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}[report.verdict]
-    return f"Against another file: {verdict}", lines
+    return f"Against another file: {_SAID[report.verdict]}", lines
 
 
 def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
@@ -191,4 +191,4 @@ def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
         lines.append(("first diverging", f"{report.diverging.address or '.'}: {report.diverging.reason}"))
     wrong = [call for call in report.calls if call.status == "differ" and call != report.diverging]
     lines += [(call.address or ".", call.reason) for call in wrong[:_LISTED]]
-    return ("Verification: agrees" if report.agrees else "Verification: differs"), lines
+    return f"Verification: {_SAID[report.verdict]}", lines

@@ -158,7 +158,7 @@ class TaggedFile:
             yield
         except NoSuchCallError as error:
             for node, owner in ((node, owner_of(node)) for node in self.nodes):
-                given = {node.name, *(value.name for value in node.outputs)}.intersection(names)
+                given = {node.name, *(value.name for value in node.outputs)}.intersection(filter(None, names))
                 if given and owner is not None:
                     kind = "node" if node.name in given else "value"
                     raise NoSuchCallError(

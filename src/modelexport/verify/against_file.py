@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,20 @@ def verify_against(
     # A call that was cut out does not take the inputs of the whole.
     sizes = sizes_of_other(first_file, second_file, {}) if cut is None and data is None else {}
     runs, source = _inputs(first_file, sizes, provider, seed, data)
-    feeds = runs[0]
     if cut is None:
         fitting = [_fit(each, second_file) for each in runs]
-        both = zip(_ran(first_file, runs, provider), _ran(second_file, fitting, provider), strict=True)
-        compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in both]
-        by_output = zip(*compared, strict=True)
-        outputs = [
-            (max(losses, key=weight_of) if data is None else _worst_with_mean_norm(losses)) for losses in by_output
-        ]
-        worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
-        feeds, fed, in_run = runs[worst], fitting[worst], compared[worst]
+        expected = _ran(first_file, runs, provider)
     else:
-        fed, first = _around(first_file, feeds, cut, second_file)
-        outputs = in_run = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0], allowed)
+        around = [_around(first_file, each, cut, second_file) for each in runs]
+        fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
+    results = zip(expected, _ran(second_file, fitting, provider), strict=True)
+    compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in results]
+    by_output: dict[str, list[Loss]] = defaultdict(list)
+    for loss in chain(*compared):  # a sequence may be longer in one run than in another
+        by_output[loss.difference.name].append(loss)
+    outputs = [max(x, key=weight_of) if data is None else _worst_with_mean_norm(x) for x in by_output.values()]
+    worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
+    feeds, fed, in_run = runs[worst], fitting[worst], compared[worst]
     right = _values(first_file, feeds, pairs.values())
     end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right}, allowed)
     ends = second_file.model.graph.outputs

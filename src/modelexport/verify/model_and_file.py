@@ -44,8 +44,8 @@ from modelexport.weights.bytes_of_entries import Weights
 def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
 
-    The parameters of another exporter's file are found by value, also in what a command made of one, if their names
-    are not the model's.
+    The calls and parameters of another exporter's file are found by value, also in what a command made of one, if names
+    of parameters or classes of calls are not the model's.
 
     Raises:
         FileFormatError: It is not an ONNX file, or its weights files have changed.
@@ -55,9 +55,10 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
     refuse_stage(tagged.path, "the file that was split")
     tensors = entries_of(model)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}
-    by_value = tagged.found_calls is not None
-    if recorded(tagged.model, ADOPTED):
-        by_value = entries != {key: (entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
+    known = {key: (entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
+    classes = {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
+    alike = known == entries and all(tagged.class_of(t.call) == classes.get(t.call.path) for t in tagged.calls)
+    by_value = tagged.found_calls is not None or (bool(recorded(tagged.model, ADOPTED)) and not alike)
     if not by_value:
         check_same_entries(entries, tagged.model, tagged.path)
     check_weights_files(tagged.model)
