@@ -67,15 +67,15 @@ def _name_values_apart(graph: ir.Graph, around: set[str | None], taken: set[str 
 def branches_named_apart(source: ir.Model, changed: ir.Model) -> Iterator[None]:
     """While the block runs, a name identifies a value in the whole of the source and of the changed model.
 
-    Two branches may have equal names. Where they do, each name in a branch of the source begins with a mark of the
-    branch, and so does each in the branch of the changed model that is at the same place.
+    Two branches may have equal names. Where they do in one of the models, each name in such a branch begins with a mark
+    of the branch, and so does each in the branch of the other model that is at the same place.
     """
-    repeats = Counter(value.name for graph in all_graphs(source) for value in _own_values(graph))
-    shared = {
-        place
-        for place, branch in _branches(source.graph)
-        if any(value.name and repeats[value.name] > 1 for value in _own_values(branch))
-    }
+    shared: set[str] = set()
+    for model in (source, changed):
+        repeats = Counter(value.name for graph in all_graphs(model) for value in _own_values(graph))
+        for place, branch in _branches(model.graph):
+            if any(value.name and repeats[value.name] > 1 for value in _own_values(branch)):
+                shared.add(place)
     named: dict[ir.Value | ir.Node, str] = {}
     for place, branch in [entry for model in (source, changed) for entry in _branches(model.graph)]:
         if place in shared:
