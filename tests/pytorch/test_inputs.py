@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from modelexport.errors import InputsError
+from modelexport.errors import InputsError, OutputError
 from modelexport.pytorch.inputs.example_inputs import save_inputs
 from modelexport.pytorch.inputs.generated_inputs import check_inputs, generate_inputs
 
@@ -420,9 +420,12 @@ def test_a_file_that_is_not_a_specification_is_named(tmp_path: Path, text: str |
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_arrays_in_a_file_are_inputs_in_their_own_types(tmp_path: Path, suffix: str) -> None:
     path, x = tmp_path / f"x.{suffix}", torch.randn(3, 2, 8)
-    save_inputs({"x": x}, path)
-    (read,) = generate_inputs(Blocks(), spec=path).values()
-    assert read.dtype == torch.float32 and torch.equal(read, x)
+    with pytest.raises(OutputError, match=r"ends in \.safetensors"):
+        save_inputs({"x": x.bfloat16()}, tmp_path / "x.npz")
+    for dtype in (torch.bfloat16, torch.float32) if suffix == "safetensors" else (torch.float32,):
+        save_inputs({"x": x.to(dtype)}, path)
+        (read,) = generate_inputs(Blocks().to(dtype), spec=path).values()
+        assert read.dtype == dtype and torch.equal(read, x.to(dtype))
     save_inputs({"z": x}, path)
     with pytest.raises(InputsError, match="takes no input z: it takes x"):
         generate_inputs(Blocks(), spec=path)

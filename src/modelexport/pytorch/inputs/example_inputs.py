@@ -63,21 +63,23 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
     """Write the tensors in example inputs to a file, by name: ``.npz`` or ``.safetensors``.
 
     Raises:
-        OutputError: The path has another suffix, or the file cannot be written.
+        OutputError: The path has another suffix, or one whose files do not have a type, or the file cannot be written.
     """
     import numpy as np
     from safetensors.numpy import save_file
 
     check_writable(path, alone=True)
     arrays = arrays_in(inputs)
+    plain = all(array.dtype.isbuiltin == 1 for array in arrays.values())  # .npz does not keep the type bfloat16
     with checked_and_written(path.parent) as staging:
-        if path.suffix == ".npz":
+        if path.suffix == ".npz" and plain:
             np.savez(staging / path.name, **arrays)
         elif path.suffix == ".safetensors":
             ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
             save_file(ordered, staging / path.name, metadata={"made_by": "modelexport"})
         else:
-            raise OutputError(f"cannot write inputs to {path}: give a name that ends in .npz or .safetensors")
+            suffixes = ".npz or .safetensors" if plain else ".safetensors"
+            raise OutputError(f"cannot write inputs to {path}: give a name that ends in {suffixes}")
 
 
 def arrays_in(inputs: Inputs) -> dict[str, Any]:
