@@ -260,6 +260,11 @@ def test_the_time_of_a_branch_is_not_that_of_another_with_equal_names(name: str,
     ]
 
 
+def test_nodes_without_names_have_their_times(tmp_path: Path) -> None:
+    file = written(tmp_path / "file.onnx", "g (float[9] x) => (float[9] y) { a = Sinh (x) y = Cosh (a) }")
+    assert {node.op_type for node in profile(file, runs=1).table.nodes if node.calls} == {"Sinh", "Cosh"}
+
+
 def test_a_node_with_nested_graphs_has_its_own_time_without_theirs() -> None:
     events = msgspec.convert(
         [
@@ -283,7 +288,7 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
         from safetensors.numpy import save_file
 
         save_file({"x": array}, given)
-    found = profile(slow, given, runs=1)
+    found = profile(slow, str(given), runs=1)
     assert found.facts.inputs == {"x": "float32[1, 128, 256]"}
     assert found.facts.inputs_from == str(given)
 

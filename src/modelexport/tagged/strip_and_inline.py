@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable, scratch
-from modelexport.files.onnx_models import OLDER_FILE, save_model
+from modelexport.files.onnx_models import OLDER_FILE, load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.unique_names import name_nodes_apart
@@ -57,10 +57,12 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
 def flat_file(tagged: file.TaggedFile, folder: Path) -> Path:
     """The file itself, or a flat copy of it in a folder.
 
-    Every node has a name of its own, tags are metadata, and the format is the newest.
+    Every node has a name of its own, which it has in the model as well, tags are metadata, and the format is the newest.
     """
     names = [node.name for node in all_nodes(tagged.model)]
     named_apart = all(names) and len(set(names)) == len(names)
+    if tagged.found_calls is not None:  # the nodes of the model were given names
+        named_apart &= names == [node.name for node in all_nodes(load_onnx(tagged.path))]
     if tagged.encoding == "metadata" and not tagged.model.meta.get(OLDER_FILE) and named_apart:
         return tagged.path
     model = encoded(tagged.model, tagged.call_tags)
