@@ -297,7 +297,8 @@ def test_branches_may_have_equal_names_of_values(tool: str, tmp_path: Path) -> N
 def test_a_tool_may_give_branches_equal_names(tmp_path: Path) -> None:
     text = """g (bool c, float[2, 2] x) => (float[2, 2] y) {
         y = If (c) <then_branch = t () => (float[2, 2] p) { ["/yes/Sinh"] h = Sinh (x)  ["/yes/Relu"] p = Relu (h) },
-                   else_branch = e () => (float[2, 2] %s) { ["/no/Sinh"] %s = Sinh (x)  ["/no/Relu"] %s = Relu (%s) }> }"""
+                   else_branch = e () => (float[2, 2] %s) {
+                       ["/no/Sinh"] %s = Sinh (x)  ["/no/Relu"] %s = Relu (%s) }> }"""
     modelexport.adopt(written(tmp_path / "file.onnx", text % ("q", "i", "q", "i")), tmp_path / "tagged.onnx")
     changed = onnx.load(written(tmp_path / "changed.onnx", text % ("p", "h", "p", "h")))
     for branch in changed.graph.node[0].attribute:

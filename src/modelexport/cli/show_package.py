@@ -52,7 +52,9 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
     of_model = ("tree", result.folder) if verifications else ("verify", result.folder, "--model", model)
     first = command_line(*of_model)
     steps = [first, shown if page is None else f"open {page} in a browser"]
-    return "\n".join([align(rows), *interfaces, weights, *fused, *verifications, *result.notes, took, f"next: {'; '.join(steps)}"])
+    return "\n".join(
+        [align(rows), *interfaces, weights, *fused, *verifications, *result.notes, took, f"next: {'; '.join(steps)}"]
+    )
 
 
 def format_generation(report: GenerationReport) -> str:

@@ -57,7 +57,7 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
 def flat_file(tagged: file.TaggedFile, folder: Path) -> Path:
     """The file itself, or a flat copy of it in a folder.
 
-    Every node has a name of its own, which it has in the model as well, tags are metadata, and the format is the newest.
+    Every node has a name of its own, the one that it has in memory, tags are metadata, and the format is the newest.
     """
     names = [node.name for node in all_nodes(tagged.model)]
     named_apart = all(names) and len(set(names)) == len(names)

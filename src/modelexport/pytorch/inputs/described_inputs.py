@@ -54,10 +54,9 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
     """One argument of the spec. Raises ValueError, or an exception of torch, if the entry is wrong."""
-    if isinstance(entry, np.ndarray) and entry.dtype.isbuiltin != 1:  # bfloat16, which torch does not take from NumPy
-        return torch.as_tensor(entry.astype(np.float32), dtype=getattr(torch, entry.dtype.name), device=maker.device)
-    if isinstance(entry, np.ndarray | torch.Tensor):
-        return torch.as_tensor(entry, device=maker.device)
+    if isinstance(entry, np.ndarray):  # torch does not take bfloat16 from NumPy
+        plain = entry if entry.dtype.isbuiltin == 1 else entry.astype(np.float32)
+        return torch.as_tensor(plain, dtype=getattr(torch, entry.dtype.name), device=maker.device)
     if not isinstance(entry, Mapping) or not (entry.keys() <= {"dtype", "shape", "range"} or "value" in entry):
         raise ValueError(f"this is neither a shape nor a value; write {_EXAMPLE}")
     dtype = getattr(torch, str(entry["dtype"]), None) if "dtype" in entry else None
