@@ -12,7 +12,7 @@ from modelexport.core.limits import INPUT_BYTES
 from modelexport.core.text import first_few, suggest
 from modelexport.errors import InputsError
 from modelexport.format.keys import ADOPTED
-from modelexport.graph.nodes import required_inputs, sizes_of
+from modelexport.graph.nodes import may_be, required_inputs, sizes_of
 from modelexport.runtime.sessions import as_array
 
 
@@ -47,12 +47,8 @@ def _fitted(name: str, array: Any, value: ir.Value) -> Any:
     kinds = {"i": "iub", "u": "iub", "b": "bui", "f": "fiu", "O": "US"}
     if array.dtype != wanted and array.dtype.kind not in kinds.get(wanted.kind, ""):
         raise InputsError(f"{name} has {array.dtype}, and the model takes {wanted}")
-    shape = list(value.shape) if value.shape is not None else list(array.shape)
-    same = len(shape) == array.ndim and all(
-        not isinstance(size, int) or size == actual for size, actual in zip(shape, array.shape, strict=True)
-    )
-    if not same:
-        sizes = ", ".join(str(size) for size in shape)
+    if not may_be(value.shape, ir.Shape(array.shape)):
+        sizes = ", ".join(map(str, value.shape or ()))
         raise InputsError(f"{name} has the shape {list(array.shape)}, and the model takes [{sizes}]")
     if array.size * wanted.itemsize > INPUT_BYTES:
         raise InputsError(f"{name} takes more than {INPUT_BYTES:,} bytes as {wanted}: give smaller arrays, or fewer")
