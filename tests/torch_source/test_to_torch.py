@@ -307,6 +307,24 @@ def test_a_class_that_differs_beyond_what_random_numbers_reach_is_written_out(tm
     assert "nn.ReLU6" not in text and "7.0" in text
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_classes_of_narrow_types_are_found_too(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Short(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.cut, self.rnn = nn.GroupNorm(2, 4, eps=1e-3), nn.Threshold(0.1, -3.0), nn.GRU(8, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.rnn(self.cut(self.norm(x)))[0]
+
+    model, x = Short().to(dtype), torch.randn(2, 4, 8, dtype=dtype)
+    source = torch_source(modelexport.export(model, (x,), tmp_path / "x.onnx", check=False).path)
+    kind = f"dtype={dtype}"
+    for line in (f"GroupNorm(2, 4, eps=0.001, {kind})", "Threshold(0.1, -3.0)", f"GRU(8, 4, {kind})"):
+        assert f"nn.{line}" in source.text
+    assert source.model()(x).equal(model(x))
+
+
 def test_a_class_that_differs_at_odd_sizes_is_written_out(tmp_path: Path) -> None:
     layer, x = nn.AvgPool2d(2, ceil_mode=True, divisor_override=2), torch.randn(2, 3, 8, 8)
     path = modelexport.export(nn.Sequential(layer), (x,), tmp_path / "x.onnx", dynamic=True).path

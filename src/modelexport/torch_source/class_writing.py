@@ -67,7 +67,7 @@ class ModuleClasses:
     def _build(self, node: ModuleNode) -> Built:
         children = {name: self.build(child.path).constructor for name, child in node.children.items()}
         if node.path not in self.dropout and (recurrent := recurrent_class(self.layout, node)) is not None:
-            return Built(recurrent[0], recurrent=recurrent[1])
+            return Built(self._typed(recurrent[0], node) or "", recurrent=recurrent[1])
         known = self._typed(
             torch_class(self.layout, node, self._forward)
             or tested_class(self.layout, node, self._found.setdefault(node.class_name, [])),

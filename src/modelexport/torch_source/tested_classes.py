@@ -24,7 +24,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.expressions import code, literal
+from modelexport.torch_source.expressions import code, literal, type_name
 from modelexport.torch_source.module_nodes import ModuleNode
 from modelexport.traces.file_run import FileRun
 
@@ -208,10 +208,10 @@ Sample = tuple[list[np.ndarray[Any, Any]], Sequence[Any]]
 
 
 def _state(layout: CallLayout, module: ModuleNode) -> dict[str, torch.Tensor] | None:
-    """The ``state_dict`` of a module in float64; ``None`` if the file does not have it, or not in float32."""
+    """The ``state_dict`` of a module in float64; ``None`` if the file does not have it, or if it has integers."""
     keys = {name: f"{module.path}.{name}".lstrip(".") for name in module.entries}
     arrays = {name: layout.entries.arrays.get(key) for name, key in keys.items()}
-    if any(array is None or array.dtype != np.float32 for array in arrays.values()):
+    if any(array is None or not ir.DataType.from_numpy(array.dtype).is_floating_point() for array in arrays.values()):
         return None
     return {name: torch.from_numpy(np.array(array, np.float64)) for name, array in arrays.items()}
 
@@ -252,7 +252,8 @@ def _sample(
     given = {**entries, **dict(zip(inputs, arrays, strict=True))}
     try:
         with np.errstate(all="ignore"):
-            return arrays, FileRun(layout.tagged.model, in_float64_for="float32").values(outputs, given)
+            run = FileRun(layout.tagged.model, in_float64_for=type_name(inputs[0].dtype or ir.DataType.FLOAT))
+            return arrays, run.values(outputs, given)
     except UsageError:
         return None
 
@@ -281,7 +282,7 @@ def _random(value: ir.Value, generator: np.random.Generator, dynamic: int, cross
     Args:
         dynamic: The size of each dynamic axis.
     """
-    if value.shape is None or value.dtype != ir.DataType.FLOAT:
+    if value.shape is None or value.dtype is None or not value.dtype.is_floating_point():
         return None
     shape = [size if isinstance(size, int) else dynamic for size in value.shape]
     normal = generator.standard_normal(shape)
