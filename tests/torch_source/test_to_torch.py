@@ -307,6 +307,18 @@ def test_a_class_that_differs_beyond_what_random_numbers_reach_is_written_out(tm
     assert "nn.ReLU6" not in text and "7.0" in text
 
 
+def test_axes_that_fractions_are_computed_from_stay_dynamic(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((0, 1)) * x.shape[0] / x.shape[1] + x[: x.shape[0] // 2].sum()
+
+    first = modelexport.export(Scaled(), (torch.randn(6, 5),), tmp_path / "x.onnx", dynamic=True).path
+    again = modelexport.export(
+        modelexport.to_torch(first), (torch.randn(6, 5),), tmp_path / "y.onnx", dynamic=True
+    ).path
+    assert not any(isinstance(size, int) for size in ir.load(again).graph.inputs[0].shape or [1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_classes_of_narrow_types_are_found_too(dtype: torch.dtype, tmp_path: Path) -> None:
     class Short(nn.Module):

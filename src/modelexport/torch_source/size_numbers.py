@@ -44,12 +44,14 @@ _ELEMENTWISE: dict[str, tuple[str, Callable[..., Any]]] = {
     "Neg": ("-a", operator.neg), "Not": ("not a", operator.not_), "Abs": ("abs(a)", abs), "Max": ("max(a, b)", max),
     "Min": ("min(a, b)", min), "Sqrt": ("math.sqrt(a)", math.sqrt),
     "Identity": ("a", lambda a: a), "Rounded": ("a", lambda a: a),
-    "Floor": ("float(math.floor(a))", lambda a: float(math.floor(a))),
-    "Ceil": ("float(math.ceil(a))", lambda a: float(math.ceil(a))),
-    "FloorDiv": ("a // b", operator.floordiv), "TrueDiv": ("a / b", operator.truediv), "Int": ("int(a)", int),
-    "Float": ("float(a)", float), "Bool": ("bool(a)", bool), "Where": ("b if a else c", lambda a, b, c: b if a else c),
+    "Floor": ("torch.sym_float(math.floor(a))", lambda a: float(math.floor(a))),
+    "Ceil": ("torch.sym_float(math.ceil(a))", lambda a: float(math.ceil(a))),
+    "FloorDiv": ("a // b", operator.floordiv), "TrueDiv": ("a / b", operator.truediv), "Int": ("torch.sym_int(a)", int),
+    "Float": ("torch.sym_float(a)", float), "Bool": ("bool(a)", bool),
+    "Where": ("b if a else c", lambda a, b, c: b if a else c),
 }  # fmt: skip
-"""Operators on numbers: as text, and computed. Cast and Div are each several."""
+"""Operators on numbers: as text, and computed. Cast and Div are each several. An export makes what Python's ``float``
+and ``int`` take of a dynamic size a constant."""
 _UNCHANGED = {"Add": 0, "Sub": 0, "Mul": 1, "FloorDiv": 1}
 """Second operands with which the first is the result."""
 _CASTS = {"i": "Int", "u": "Int", "f": "Float", "b": "Bool"}
