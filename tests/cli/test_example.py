@@ -101,3 +101,7 @@ def test_every_file_can_be_read_by_those_whom_umask_lets(tmp_path: Path) -> None
 def test_what_is_written_has_the_name_of_an_onnx_file(tmp_path: Path, name: str, instead: str) -> None:
     done = run("export", "bert-tiny", "-o", name, cwd=tmp_path)
     assert done.returncode == 2 and instead in done.stderr
+
+
+def test_an_export_without_a_model_says_that_it_is_the_example(tmp_path: Path) -> None:
+    assert "\n  bert-tiny is an example with random weights\n" in run("export", "-o", "a.onnx", cwd=tmp_path).stdout

@@ -142,7 +142,7 @@ def _matches(
 
 
 def nearest_selectors(selector: str, known: Collection[str]) -> str:
-    """:func:`nearest`, for ``*.layer.9``, or ``layer.9`` if no name is like it, with ends of names: ``*.layer.5``."""
+    """:func:`.text.suggest`; for ``*.layer.9``, or ``layer.9`` if no name is like it, with ends of names."""
     end = selector.removeprefix("!").lstrip("*./")
     beginning = selector[: len(selector) - len(end)]
     separator = "/" if "/" in beginning else "."

@@ -91,19 +91,20 @@ def _export_file(
         interface=interface,
         dynamic=options.capture.dynamic or bool(names.axes),
         source=loaded.weights,
-        remarks=[*filter(None, [loaded.about]), *_made_up(choice, loaded, example)],
+        remarks=_remarks(choice, loaded, example),
     )
 
 
-def _made_up(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:
-    """A line that says so if nobody gave the inputs that the model was run with."""
+def _remarks(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:
+    """What has to be known about the model, and that inputs were made up if nobody gave them."""
     from modelexport.pytorch.inputs.generated_inputs import describe
 
+    about = [loaded.about] if loaded.about else []
     if choice.inputs is not None or loaded.inputs is not None:
-        return []
+        return about
     if isinstance(example, Mapping):
-        return [f"inputs were made up: {describe(example)}; give others with --inputs"]
-    return ["the inputs that the parts were run with were made up"]
+        return [*about, f"inputs were made up: {describe(example)}; give others with --inputs"]
+    return [*about, "the inputs that the parts were run with were made up"]
 
 
 def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:
@@ -136,7 +137,7 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, repor
             source=loaded.weights,
             stages=stages,
         )
-    result = replace(result, notes=[*_made_up(choice, loaded, example), *result.notes])
+    result = replace(result, notes=[*_remarks(choice, loaded, example), *result.notes])
     page = folder / "report.html" if report else None
     if page is not None:
         _write_page(folder, page, stages, {name: part.verified for name, part in result.parts.items()})

@@ -40,4 +40,4 @@ class LoadedModel:
     weights: Weights | None = None
     """The places of the weights, if the module was built without them."""
     about: str = ""
-    """What the model computes, if its class does not say it: of a model that is made of several."""
+    """What the class does not say: what a model computes that is made of several, or that it is an example."""

@@ -55,14 +55,14 @@ def load_model(
             raise ModelLoadError(
                 f"the weights of {spec} are not in safetensors files: give a Hugging Face directory or hub name"
             )
-        loaded = LoadedModel(_bert_tiny(), None, BERT_TINY) if spec == BERT_TINY else load_from_factory(spec)
+        loaded = _bert_tiny() if spec == BERT_TINY else load_from_factory(spec)
     loaded.model.eval()
     if dtype is not None:
         loaded.model.to(getattr(torch, dtype))
     return loaded
 
 
-def _bert_tiny() -> torch.nn.Module:
+def _bert_tiny() -> LoadedModel:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -73,5 +73,4 @@ def _bert_tiny() -> torch.nn.Module:
         intermediate_size=512,
         max_position_embeddings=512,
     )
-    model: torch.nn.Module = BertModel(config)
-    return model
+    return LoadedModel(BertModel(config), None, BERT_TINY, about=f"{BERT_TINY} is an example with random weights")
