@@ -28,6 +28,7 @@ from modelexport.traces.array_differences import (
     compare_arrays,
     compare_outputs,
     relative_error,
+    verdict_of,
     worst,
 )
 from modelexport.traces.tolerances import PIPELINE_RESULT
@@ -68,9 +69,9 @@ class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether there are calls, and every one of them, every result and every parameter agrees."""
+        """Whether something was compared, and no call, result or parameter differs."""
         statuses = [*(call.status for call in self.calls), *(result.status for result in self.results)]
-        return bool(self.calls) and all(status == "agree" for status in statuses) and self.parameters.agrees
+        return bool(self.calls) and verdict_of(statuses) == "agree" and self.parameters.agrees
 
 
 def verify_pipeline(

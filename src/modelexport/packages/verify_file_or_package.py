@@ -12,6 +12,7 @@ from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.runtime.devices import CPU
+from modelexport.traces.array_differences import verdict_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,8 +55,8 @@ class StagesReport(Shown):
 
     @property
     def agrees(self) -> bool:
-        """Whether every output agrees."""
-        return bool(self.outputs) and all(output.status == "agree" for output in self.outputs)
+        """Whether an output agrees and none differs."""
+        return verdict_of([output.status for output in self.outputs]) == "agree"
 
     def _table(self) -> Rows:
         yield "output", "status", "largest difference"

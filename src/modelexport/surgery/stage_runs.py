@@ -12,7 +12,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.format.package_manifest import Manifest
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import as_array, open_session, run_session
+from modelexport.runtime.sessions import arrays_in, as_array, open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference, compare_arrays
 
@@ -75,8 +75,8 @@ def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, see
     tagged = read_tagged(whole)
     session = open_session(tagged.path, provider=provider)
     inputs = make_random_inputs(tagged.model, session, seed=seed)
-    expected = run_session(session, inputs)
-    results = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
+    expected = arrays_in(run_session(session, inputs))
+    results = arrays_in(run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs)
     if missing := [name for name in expected if name not in results]:
         raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {tagged.path}")
     return [compare_arrays(name, array, results[name]) for name, array in expected.items()]

@@ -7,7 +7,7 @@ arrays that have no others are not compared (:func:`is_comparable`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -118,6 +118,11 @@ def worst(differences: Sequence[Difference]) -> Difference | None:
     return max(
         differences, key=lambda difference: (order.index(difference.status), difference.relative or 0.0), default=None
     )
+
+
+def verdict_of(statuses: Collection[str | None]) -> Verdict:
+    """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
+    return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
 
 
 def is_comparable(right: np.ndarray) -> bool:

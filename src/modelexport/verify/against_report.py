@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from modelexport.core.result_display import Rows, Shown, entry_of, error_text
-from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
+from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating, verdict_of
 from modelexport.verify.verify_report import CallStatus
 
 
@@ -85,7 +85,7 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         statuses: set[str | None] = {self.verdict_on(loss) for loss in self.outputs}
         if not self.judged:
             statuses |= {call.status for call in self.calls}
-        return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
+        return verdict_of(statuses)
 
     def verdict_on(self, output: Loss) -> Verdict | None:
         """Whether an output agrees, within the bound if it is judged by one; ``None`` if only others are judged."""
