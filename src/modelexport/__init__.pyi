@@ -29,6 +29,7 @@ from modelexport.surgery.lora_adapters import adapters_as_inputs as adapters_as_
 from modelexport.surgery.lora_adapters import merge_adapters as merge_adapters
 from modelexport.surgery.lora_adapters import write_adapter as write_adapter
 from modelexport.surgery.placing import Placement as Placement
+from modelexport.surgery.placing import place as place
 from modelexport.surgery.renaming import Renamed as Renamed
 from modelexport.surgery.renaming import rename as rename
 from modelexport.surgery.replacing import Replaced as Replaced
@@ -44,7 +45,6 @@ from modelexport.tagged.strip_and_inline import inline as inline
 from modelexport.tagged.strip_and_inline import strip as strip
 from modelexport.tagged_model import TaggedModel as TaggedModel
 from modelexport.tagged_model import load as load
-from modelexport.tagged_model import place as place
 from modelexport.tagged_model import split as split
 from modelexport.torch_source.to_torch import to_torch as to_torch
 from modelexport.verify.against_file import verify_against as verify_against

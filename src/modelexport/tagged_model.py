@@ -24,7 +24,6 @@ from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.tagged.tree_display import format_tree, tree_rows, untagged_operators
 
 if TYPE_CHECKING:
-    from modelexport.surgery.placing import Placement, Rule
     from modelexport.surgery.splitting import Split
 
 
@@ -220,26 +219,3 @@ def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str,
 
         nodes, column = cost(tagged, sizes).nodes, "flops"
     return {node.name: float(node.figures.get(column) or 0) for node in nodes}
-
-
-def place(
-    source: Source | TaggedFile,
-    rules: Iterable[str | Rule],
-    *,
-    check: bool = True,
-    providers: Sequence[str] = (),
-    libraries: Mapping[str, Path] | None = None,
-) -> Placement:
-    """Make session options that send modules to devices, and read back where they went.
-
-    Args:
-        rules: ``'gpu: model.layers.[0-11]'``: a device or the name of a provider, a colon and a space, selectors.
-
-    The rest, and what is raised, is that of :func:`modelexport.surgery.placing.place`.
-    """
-    from modelexport.surgery import placing
-    from modelexport.surgery.placing import Rule
-
-    tagged = as_tagged(source)
-    parsed = [Rule.parse(rule) if isinstance(rule, str) else rule for rule in rules]
-    return placing.place(tagged, parsed, check=check, providers=providers, libraries=libraries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,12 +13,13 @@ import msgspec
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import short_repr
 from modelexport.errors import UsageError
+from modelexport.files.path_or_model import Source
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.properties import text_of
 from modelexport.runtime.devices import CPU, Device, find_device, plugged_in, short_name
 from modelexport.runtime.sessions import open_file, session_options
-from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.file import TaggedFile, as_tagged
 
 State = Literal["placed", "elsewhere", "torn", "no provider"]
 """All nodes of a call are on the rule's device; all elsewhere; in several places; or no provider serves the device."""
@@ -88,8 +89,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place(
-    tagged: TaggedFile,
-    rules: Sequence[Rule],
+    source: Source | TaggedFile,
+    rules: Iterable[str | Rule],
     *,
     check: bool = True,
     providers: Sequence[str] = (),
@@ -100,6 +101,7 @@ def place(
     A node follows the rule for the innermost module that it is in; of several such rules the last one applies.
 
     Args:
+        rules: ``'gpu: model.layers.[0-11]'``: a device or the name of a provider, a colon and a space, selectors.
         check: Open a session; otherwise the options are only written.
         providers: The devices of the session, in order; CPU is always the last.
         libraries: Names of plug-in providers to their libraries.
@@ -108,6 +110,7 @@ def place(
         UsageError: A selector matches nothing, the file has no annotations, or ONNX Runtime does not have a provider
             or cannot load the model.
     """
+    tagged = as_tagged(source)
     for node in tagged.nodes:
         owner = owner_of(node)
         if owner is None or text_of(node, keys.LAYER_ANNOTATION) != owner.call.annotation:
@@ -115,7 +118,7 @@ def place(
                 f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
                 "export it again, or write new ones with `modelexport retag`"
             )
-    assignments = _assignments(tagged, rules)
+    assignments = _assignments(tagged, [Rule.parse(rule) if isinstance(rule, str) else rule for rule in rules])
     devices = {
         node.name or "": assignments[owner.call].device
         if (owner := owner_of(node)) and owner.call in assignments

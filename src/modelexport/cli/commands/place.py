@@ -31,7 +31,7 @@ def place(
     """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
     from modelexport.cli import show_changed
     from modelexport.files.atomic_writing import write_alone
-    from modelexport.tagged_model import place as run
+    from modelexport.surgery.placing import place as run
 
     libraries = {name: Path(path) for name, path in parsed_pairs("--library", library).items()}
     placement = run(file, rule, check=check, providers=provider or list(libraries), libraries=libraries)
