@@ -22,14 +22,7 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
-from modelexport.capture.arguments_and_parameters import (
-    PLAIN,
-    READABLE,
-    Bound,
-    by_name,
-    only_tensors,
-    state_dict_names,
-)
+from modelexport.capture.arguments_and_parameters import PLAIN, READABLE, Bound, by_name, only_tensors, state_dict_names
 from modelexport.capture.dynamo_owners import (
     ADDRESS_KEY,
     PORTS_KEY,

@@ -108,12 +108,7 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
 
 
 def capture(
-    model: nn.Module,
-    inputs: Inputs,
-    frontend: str,
-    *,
-    constants: Collection[str] = (),
-    **options: Any,
+    model: nn.Module, inputs: Inputs, frontend: str, *, constants: Collection[str] = (), **options: Any
 ) -> Exported:
     """Capture and translate a model with a front end.
 
@@ -133,12 +128,7 @@ def capture(
 
 
 def _capture_by(
-    frontend: str,
-    model: nn.Module,
-    inputs: Inputs,
-    *,
-    constants: Collection[str],
-    **options: Any,
+    frontend: str, model: nn.Module, inputs: Inputs, *, constants: Collection[str], **options: Any
 ) -> Exported:
     """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
     named = [name for name in constants if name != AUTO]

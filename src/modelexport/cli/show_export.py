@@ -124,10 +124,7 @@ def print_warnings(result: ExportResult, options: Options) -> None:
     from modelexport.exporting.export_checks import presumption_warning
     from modelexport.exporting.markdown_report import file_does
 
-    lines = [
-        *result.notes,
-        *(f"{item.kind}: {item.where}; {file_does(item.kind)}" for item in result.unrepeatable),
-    ]
+    lines = [*result.notes, *(f"{item.kind}: {item.where}; {file_does(item.kind)}" for item in result.unrepeatable)]
     lines += [
         f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
         f"{axis.call or 'the model itself'} fixes it ({axis.reason})"

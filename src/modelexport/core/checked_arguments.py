@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -29,7 +30,7 @@ def with_checked_arguments(function: _Function) -> _Function:
     Types whose names are imported for type checkers alone are not checked.
     """
     signature = inspect.signature(function)
-    names = _Names(vars(builtins) | vars(sys.modules[function.__module__]))
+    names = defaultdict(lambda: Any, vars(builtins) | vars(sys.modules[function.__module__]))
     hints = {name: _resolved(parameter.annotation, names) for name, parameter in signature.parameters.items()}
 
     @functools.wraps(function)
@@ -49,12 +50,7 @@ def with_checked_arguments(function: _Function) -> _Function:
     return checked  # type: ignore[return-value]  # as functools.wraps cannot say
 
 
-class _Names(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        return Any
-
-
-def _resolved(annotation: Any, names: _Names) -> Any:
+def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
     try:
         return get_type_hints(SimpleNamespace(__annotations__={"": annotation}), {}, names)[""]
     except (AttributeError, TypeError):  # of a module that is missing, or of the name of a type

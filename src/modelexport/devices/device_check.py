@@ -12,14 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import shortened
-from modelexport.devices.device_report import (
-    DeviceReport,
-    Fallback,
-    PieceReport,
-    PieceStatus,
-    Remedy,
-    count_nodes,
-)
+from modelexport.devices.device_report import DeviceReport, Fallback, PieceReport, PieceStatus, Remedy, count_nodes
 from modelexport.devices.judged_pieces import BOUND, PieceRunner, judge
 from modelexport.devices.pieces import Piece, PieceCutter
 from modelexport.devices.remedies import tried_remedies

@@ -78,12 +78,10 @@ class QuantizedOptions:
     """How the layers of a quantized checkpoint are written."""
 
     quantized_as: QuantizedAs = option(
-        "nbits",
-        "nbits: MatMulNBits, or MatMulBnb4, of ONNX Runtime; qdq: DequantizeLinear and MatMul of opset 21.",
+        "nbits", "nbits: MatMulNBits, or MatMulBnb4, of ONNX Runtime; qdq: DequantizeLinear and MatMul of opset 21."
     )
     accuracy_level: AccuracyLevel = option(
-        "exact",
-        "fast: MatMulNBits uses 8-bit activations on a CPU (accuracy_level 4); the error is about 1 %.",
+        "exact", "fast: MatMulNBits uses 8-bit activations on a CPU (accuracy_level 4); the error is about 1 %."
     )
 
     def check_model(self, model: Any) -> None:
@@ -113,8 +111,7 @@ class LevelOptions:
     """Which modules get a segment in tags."""
 
     granularity: Granularity = option(
-        "auto",
-        "Modules with a segment in tags: all; model: of classes outside torch.nn; auto: model, or else all.",
+        "auto", "Modules with a segment in tags: all; model: of classes outside torch.nn; auto: model, or else all."
     )
     include: Collection[str] = option((), "A class that also gets a segment in tags.", metavar="CLASS")
     exclude: Collection[str] = option((), "A class that does not get a segment in tags.", metavar="CLASS")

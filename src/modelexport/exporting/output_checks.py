@@ -90,13 +90,7 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
 
 
 def _right_in_float64(
-    sides: Sides,
-    inputs: Inputs,
-    path: Path,
-    reference: Trace,
-    compared: Compared,
-    wrong: Difference,
-    largest: float,
+    sides: Sides, inputs: Inputs, path: Path, reference: Trace, compared: Compared, wrong: Difference, largest: float
 ) -> FileCheck:
     """What a file is that computes PyTorch's outputs in float64 and others in ONNX Runtime."""
     from modelexport.runtime.devices import CPU

@@ -235,12 +235,7 @@ def write_files(
 ) -> WeightsSummary:
     """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
     weights = save_with_weights(
-        graph,
-        path,
-        staged.parent,
-        mode=options.weights,
-        weights=options.source,
-        documents=documents,
+        graph, path, staged.parent, mode=options.weights, weights=options.source, documents=documents
     )
     for suffix, document in documents.items():
         staged.with_suffix(suffix).write_bytes(document)

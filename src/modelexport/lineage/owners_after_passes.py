@@ -23,11 +23,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import IDENTITY, enclosing_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
-from modelexport.lineage.derived_and_inferred_owners import (
-    LostCalls,
-    infer_from_neighbors,
-    place_new_nodes,
-)
+from modelexport.lineage.derived_and_inferred_owners import LostCalls, infer_from_neighbors, place_new_nodes
 from modelexport.lineage.matching.by_position import are_equal
 
 

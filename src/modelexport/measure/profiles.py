@@ -158,13 +158,7 @@ def profile(
     )
     kernels.append(NodeFigures(SESSION, "", (), {columns.SECONDS.name: whole - taken}))
     shown = columns.PROFILE if measured.memory else columns.PROFILE[:-1]
-    table = Table(
-        calls=tagged.calls,
-        tags=tagged.tags,
-        columns=shown,
-        nodes=tuple(kernels),
-        name=tagged.path.name,
-    )
+    table = Table(calls=tagged.calls, tags=tagged.tags, columns=shown, nodes=tuple(kernels), name=tagged.path.name)
     facts = msgspec.structs.replace(facts, spread_seconds=_spread(table) / 1e9)
     return ModuleProfile(replace(table, notes=tuple(_notes(facts, kernels))), facts, feeds)
 

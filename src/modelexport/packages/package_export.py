@@ -240,11 +240,7 @@ def _export_each(
 
 
 def _manifest(
-    kind: Kind,
-    parts: Sequence[ModelPart],
-    results: Mapping[str, ExportResult],
-    weights: list[str],
-    restart_after: int,
+    kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult], weights: list[str], restart_after: int
 ) -> Manifest:
     entries = [
         PartEntry(

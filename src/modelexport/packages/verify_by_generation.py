@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,16 +179,12 @@ def verify_parameters_of_parts(model: nn.Module, package: Package) -> ParameterR
     """The comparison of the parameters of all parts with the model's ``state_dict``, bit for bit."""
     reports = {name: verify_parameters(model, file) for name, file in package.files.items()}
 
-    def named(names_of: Callable[[ParameterReport], list[str]]) -> list[str]:
-        return [f"{part}: {name}" for part, report in reports.items() for name in names_of(report)]
+    def named(field: str) -> list[str]:
+        return [f"{part}: {name}" for part, report in reports.items() for name in getattr(report, field)]
 
-    return ParameterReport(
-        used=sum(report.used for report in reports.values()),
-        transformed=sum(report.transformed for report in reports.values()),
-        unaccounted=named(lambda report: report.unaccounted),
-        differing=named(lambda report: report.differing),
-        untraced=named(lambda report: report.untraced),
-    )
+    used, transformed = (sum(getattr(each, field) for each in reports.values()) for field in ("used", "transformed"))
+    lists = {field: named(field) for field in ("unaccounted", "differing", "untraced")}
+    return ParameterReport(used=used, transformed=transformed, **lists)
 
 
 def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, user_inputs: Mapping[str, Any] | None) -> str:

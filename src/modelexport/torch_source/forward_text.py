@@ -66,7 +66,11 @@ class ForwardText(NestedGraphs):
         self.arguments = [self._argument(value) for value in inputs]
         self._count(group.items)
         self._uses.update(layout.outputs[group.call])
-        tensors = [value for value in inputs if value not in self.file_numbers.known and _is_tensor(value)]
+        tensors = [
+            value
+            for value in inputs
+            if value not in self.file_numbers.known and isinstance(value.type, ir.TensorType | None)
+        ]
         self._size_names = {name: self._fresh(identifier(name.strip("<>"))) for name in layout.sizes[group.call]}
         if tensors:
             self.device = code("x.device", x=self._env[tensors[0]])
@@ -337,10 +341,6 @@ class ForwardText(NestedGraphs):
                 cut = "" if value.shape is not None and last == len(value.shape) - 1 else f"[:{last + 1}]"
                 lines.append(f"{', '.join(names.get(axis, '_') for axis in range(last + 1))} = {shape}{cut}")
         return lines
-
-
-def _is_tensor(value: ir.Value) -> bool:
-    return value.type is None or isinstance(value.type, ir.TensorType)
 
 
 def _changed(layout: CallLayout, before: Group, after: Group) -> int | None:

@@ -162,17 +162,8 @@ def is_moved_parameter(value: ir.Value) -> bool:
 
 
 REARRANGING = (
-    "Transpose",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Slice",
-    "Gather",
-    "Concat",
-    "Split",
-    "Identity",
-    "Constant",
-)
+    "Concat", "Constant", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)  # fmt: skip
 """Operators that only move elements, of those that parameters are rearranged with."""
 
 

@@ -77,7 +77,11 @@ def _tensors(
     left = [tensor for tensor in seen.values() if tensor not in by_value.values()]
     fitting: Mapping[ir.Value, list[SeenTensor]] = {
         value: [
-            tensor for tensor in left if tensor.dtype == _dtype(value) and may_be(value.shape, ir.Shape(tensor.shape))
+            tensor
+            for tensor in left
+            if value.dtype is not None
+            and tensor.dtype == dtype_name(value.dtype)
+            and may_be(value.shape, ir.Shape(tensor.shape))
         ]
         for value, each in zip(values, known, strict=False)
         if each.tensor is None
@@ -87,7 +91,3 @@ def _tensors(
         v: t[0] for v, t in fitting.items() if len(t) == 1 and sum(t[0] is candidate for candidate in chosen) == 1
     }
     return {value: by_value[value] for value in values if value in by_value}
-
-
-def _dtype(value: ir.Value) -> str:
-    return dtype_name(value.dtype) if value.dtype is not None else ""

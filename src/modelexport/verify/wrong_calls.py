@@ -44,9 +44,7 @@ Refused = AbstractSet[tuple[ir.Value, Content]]
 
 
 def find_wrong_values(
-    matches: Matches,
-    outputs: Sequence[tuple[ir.Value, SeenTensor]],
-    again: Callable[[Pairs], Matches],
+    matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]], again: Callable[[Pairs], Matches]
 ) -> tuple[dict[ir.Value, SeenTensor], Matches]:
     """The values that should be tensors of PyTorch and are not, and the run in which these tensors replace them.
 

@@ -111,7 +111,8 @@ def average_with_divisor(pool: Callable[..., Any], axes: int) -> Callable[..., A
     ) -> Any:
         if divisor_override is None:
             return NotImplemented
-        lengths, steps, pads = (_each(numbers, axes) for numbers in (kernel_size, stride or kernel_size, padding))
+        settings = (kernel_size, stride or kernel_size, padding)
+        lengths, steps, pads = ([*numbers] * (axes if len(numbers) == 1 else 1) for numbers in settings)
         ends = [pad + step - 1 if ceil_mode else pad for pad, step in zip(pads, steps, strict=True)]
         around = [size for sides in reversed([*zip(pads, ends, strict=True)]) for size in sides]
         averages = pool(torch.nn.functional.pad(self, around), lengths, steps) * (math.prod(lengths) / divisor_override)
@@ -122,10 +123,6 @@ def average_with_divisor(pool: Callable[..., Any], axes: int) -> Callable[..., A
         return averages
 
     return averaged
-
-
-def _each(numbers: Sequence[int], axes: int) -> list[int]:
-    return list(numbers) * (axes if len(numbers) == 1 else 1)
 
 
 def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], samples: Any) -> Any:

@@ -20,8 +20,4 @@ def adopt(
     from modelexport.lineage.adoption import adopt as run
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
-    print_result(
-        show_changed.adopted_document(adopted),
-        lambda: show_changed.format_adopted(adopted),
-        as_json=as_json,
-    )
+    print_result(show_changed.adopted_document(adopted), lambda: show_changed.format_adopted(adopted), as_json=as_json)

@@ -11,11 +11,7 @@ from modelexport.cli.table_options import ONLY, SIZE, Shown, show
 
 
 def cost(
-    file: Path = FILE_OR_FOLDER,
-    selectors: Sequence[str] = ONLY,
-    size: Sequence[str] = SIZE,
-    *,
-    shown: Shown,
+    file: Path = FILE_OR_FOLDER, selectors: Sequence[str] = ONLY, size: Sequence[str] = SIZE, *, shown: Shown
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory."""
     from modelexport.packages.measured_parts import cost_parts

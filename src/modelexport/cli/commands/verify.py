@@ -125,13 +125,7 @@ def verify(
 
 
 def _check_options(
-    file: Path,
-    other: Other,
-    inputs: Path | None,
-    extent: Extent,
-    on_device: OnDevice,
-    loading: Loading,
-    shown: Shown,
+    file: Path, other: Other, inputs: Path | None, extent: Extent, on_device: OnDevice, loading: Loading, shown: Shown
 ) -> None:
     if sum(source is not None for source in (other.model, other.against, other.results)) > 1:
         raise UsageError("give one of --model, --against and --results")

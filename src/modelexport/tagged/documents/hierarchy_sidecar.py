@@ -32,10 +32,7 @@ from modelexport.tagged.encodings.metadata import initializer_tags
 
 
 def hierarchy_document(
-    facts: ExportFacts,
-    model: ir.Model,
-    tags: CallTags,
-    boundaries: Mapping[ModuleCall, CallBoundary] | None = None,
+    facts: ExportFacts, model: ir.Model, tags: CallTags, boundaries: Mapping[ModuleCall, CallBoundary] | None = None
 ) -> documents.Hierarchy:
     """Describe a model, as it was exported or after it was changed. Nodes without an owner are left out.
 

@@ -34,8 +34,7 @@ def write_calls(model: ir.Model, tags: CallTags) -> None:
         put_texts(value, {keys.HIERARCHY_TAGS: json.dumps(initializer_tags(value, tags))})
     call_tree = encode_call_tree(call_tree_entries(tags))
     put_texts(
-        model,
-        {keys.FORMAT_VERSION_KEY: FORMAT_VERSION, keys.CALL_TREE: call_tree, keys.VERSION_KEY: __version__},
+        model, {keys.FORMAT_VERSION_KEY: FORMAT_VERSION, keys.CALL_TREE: call_tree, keys.VERSION_KEY: __version__}
     )
 
 
