@@ -9,7 +9,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -126,9 +126,7 @@ def _sizes(node: ir.Node, value: ir.Value, size: Callable[[ir.Value, int], Any])
     if value.shape is None or isinstance(value.type, ir.SequenceType):
         return None
     if node.op_type == "Size":
-        return one_number(
-            reduce(lambda a, b: _computed("Mul", a, b), map(size, [value] * 99, range(len(value.shape))), 1)
-        )
+        return one_number(reduce(partial(_computed, "Mul"), (size(value, n) for n in range(len(value.shape))), 1))
     start, end = (node.attributes[name].value if name in node.attributes else None for name in ("start", "end"))
     return np.array([size(value, axis) for axis in range(len(value.shape))[slice(start, end)]], dtype=object)
 
@@ -214,7 +212,7 @@ class FileNumbers:
                 return None
             name = "FloorDiv" if whole else "TrueDiv"
         elif name == "ReduceProd" and arrays[0].ndim == 1 and not node.attributes.get_int("noop_with_empty_axes", 0):
-            total = reduce(lambda a, b: _computed("Mul", a, b), arrays[0].tolist(), 1)
+            total = reduce(partial(_computed, "Mul"), arrays[0].tolist(), 1)
             return np.array([total] if node.attributes.get_int("keepdims", 1) else total, dtype=object)
         if name not in _ELEMENTWISE:
             return self._moved(node, arrays) if name in _MOVES else None

@@ -244,11 +244,8 @@ def _sample(
     arrays = [array for value in inputs if (array := _random(value, generator, dynamic, crossed)) is not None]
     if not inputs or len(arrays) < len(inputs):
         return None
-    entries = {
-        value: layout.entries.arrays[key]
-        for value, key in layout.entries.values.items()
-        if key in layout.entries.arrays
-    }
+    stored = layout.entries.arrays
+    entries = {value: stored[key] for value, key in layout.entries.values.items() if key in stored}
     given = {**entries, **dict(zip(inputs, arrays, strict=True))}
     try:
         with np.errstate(all="ignore"):
