@@ -6,6 +6,7 @@ import json
 import shutil
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ from commands import run
 from decoders import SMALL
 from exports import Shared
 from modelexport.cli.show_package import format_generation
-from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
+from modelexport.errors import CaptureError, CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.packages.changed_packages import quantize_package
 from modelexport.packages.genai_config import make_genai_config
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.greedy_reference import first_difference, generate_greedily
+from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.package_export import _first_that_passes
 from modelexport.packages.prompts import example_prompts
 from modelexport.packages.verify_by_generation import GenerationReport, verify_parameters_of_parts
 from modelexport.pytorch.inputs.other_sizes import resized
@@ -78,6 +81,16 @@ ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
         transformers.BartConfig(**SMALL_PAIR, max_position_embeddings=128)
     ),
     "whisper": lambda: transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**SMALL_WHISPER)),
+    "speech to text": lambda: transformers.Speech2TextForConditionalGeneration(
+        transformers.Speech2TextConfig(
+            **SMALL_PAIR,
+            num_conv_layers=2,
+            conv_channels=16,
+            input_feat_per_channel=8,
+            max_source_positions=100,
+            max_target_positions=64,
+        )
+    ),
 }
 
 
@@ -276,7 +289,7 @@ def test_families_of_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper", "speech to text"])
 def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ENCODER_DECODERS[name]().eval()
@@ -300,6 +313,76 @@ def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> Non
     weights = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert weights < sum(p.numel() * 4 for p in model.parameters()) + 100_000
     assert_transformers_runs_each_part(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_decoder_may_have_fewer_layers_than_its_encoder(layers: int) -> None:
+    sizes = {**SMALL_T5, "num_decoder_layers": layers}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    encoder, decode = next(generation_forms(model))
+    assert list(encoder.model(**encoder.inputs)["present"]) == [str(layer) for layer in range(layers)]
+    assert list(decode.model(**decode.inputs)["present"]) == [str(layer) for layer in range(layers)]
+
+
+def test_tokens_of_prompts_are_of_the_smaller_vocabulary() -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    sides = (transformers.BertConfig(vocab_size=size, **small) for size in (20, 128))
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*sides)
+    prompts = example_prompts(transformers.EncoderDecoderModel(config), None)
+    assert 10 < max(prompt["input_ids"].max() for prompt in prompts) < 20
+
+
+SMALL_WAVE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "conv_dim": [16, 16],
+    "conv_stride": [16, 16],
+    "conv_kernel": [16, 16],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    "mask_time_prob": 0.0,
+}
+
+
+def test_the_sounds_of_a_batch_may_be_padded_if_a_mask_says_so() -> None:
+    """The argument of the model is ``inputs``, that of its encoder ``input_values``."""
+    sides = transformers.Wav2Vec2Config(**SMALL_WAVE), transformers.BartConfig(**SMALL_PAIR, max_position_embeddings=64)
+    config = transformers.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(*sides)
+    config.decoder_start_token_id, config.pad_token_id = 2, 1
+    model = transformers.SpeechEncoderDecoderModel(config).eval()
+    padded, whole = generation_forms(model)
+    assert [[*part.inputs] for part in padded] == [
+        ["input_values", "attention_mask"],
+        ["decoder_input_ids", "past_key_values", "attention_mask"],
+    ]
+    assert [[*part.inputs] for part in whole] == [["input_values"], ["decoder_input_ids", "past_key_values"]]
+    assert "without padding" in whole[0].notes[0]
+    sounds = example_prompts(model, None)
+    lengths = [sound["attention_mask"].shape[1] for sound in sounds]
+    assert len({*lengths}) == 4 and lengths == [sound["input_values"].shape[1] for sound in sounds]
+    masks = generate_greedily(model, sounds, 2).inputs["attention_mask"]
+    assert masks.shape == (4, lengths[0]) and not masks[1:, lengths[1] :].any()
+
+
+def test_a_form_that_cannot_be_captured_gives_way_to_the_next(tmp_path: Path) -> None:
+    @dataclass
+    class Result:
+        notes: list[str]
+
+    def export_form(form: Any) -> Any:
+        if form[0].name == "first":
+            (tmp_path / "first.onnx").touch()
+            raise CaptureError("no translation", reason="no translation")
+        return Result([])
+
+    forms = [[ModelPart(name, torch.nn.Identity(), [])] for name in ("first", "second")]
+    assert "no translation" in _first_that_passes(forms, export_form, tmp_path).notes[0]
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(CaptureError, match="no translation"):
+        _first_that_passes(forms[:1], export_form, tmp_path)
 
 
 def assert_transformers_runs_each_part(model: Any, folder: Path) -> None:
@@ -415,9 +498,11 @@ def test_onnxruntime_genai_writes_down_sound_with_an_encoder_and_a_decoder(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "why"), [("t5", "the spectrum of a sound"), ("whisper", "3000 frames of sound")])
 def test_what_genai_does_not_encode_is_a_note(name: str, why: str, tmp_path: Path) -> None:
-    result = modelexport.export_package(ENCODER_DECODERS[name]().eval(), tmp_path / "out")
-    (note,) = result.notes
+    model = ENCODER_DECODERS[name]().eval()
+    model.generation_config.update(forced_bos_token_id=5, max_length=30, repetition_penalty=1.0)
+    note, settings = modelexport.export_package(model, tmp_path / "out").notes
     assert note.startswith("genai_config.json was not written") and why in note
+    assert settings.startswith("generate also applies forced_bos_token_id = 5:")
 
 
 def test_transformers_loads_the_package_and_runs_its_part(llama: tuple[Path, Path]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from modelexport.core.collected_messages import collected
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
-from modelexport.packages.genai_config import GENAI_CONFIG, GenaiError, make_genai_config
+from modelexport.packages.genai_config import GENAI_CONFIG, GenaiError, make_genai_config, settings_of_generate
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.multimodal import POSITIONS
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES
@@ -53,6 +53,11 @@ def write_layouts(
             _write(folder / GENAI_CONFIG, content)
         except GenaiError as reason:
             notes.append(f"{GENAI_CONFIG} was not written: {reason}")
+            settings = settings_of_generate(model.generation_config.to_dict())
+            if others := [f"{name} = {value}" for name, value in settings.items() if not name.startswith("max_")]:
+                notes.append(
+                    f"generate also applies {', '.join(others)}: a loop over the graphs has to apply it itself"
+                )
     return notes
 
 

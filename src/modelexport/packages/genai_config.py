@@ -116,23 +116,27 @@ def make_genai_config(
     return {"model": {**tokens, **described}, "search": search}, notes
 
 
-def _search(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The settings of the search, and the names of those of ``generate`` that onnxruntime-genai does not have.
+def settings_of_generate(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by which ``generate`` returns other tokens than the most probable ones, by their names.
 
     Args:
         generation: The model's generation configuration; what is ``None`` has the default of ``generate``.
     """
     from transformers import GenerationConfig
 
-    known = {name: generation.get(name) for name in GenerationConfig().to_dict()}
-    search = {name: known[name] for name in _SEARCH if isinstance(known[name], bool | int | float)}
     neutral: tuple[Any, ...] = (None, False, [], 0, 1)
-    left_out = [
-        f"{name} = {value}"
-        for name, value in known.items()
-        if name not in search and not _WITHOUT_EFFECT.fullmatch(name)
-        if value not in neutral or ("token_id" in name and value is not None)
-    ]
+    return {
+        name: value
+        for name in GenerationConfig().to_dict()
+        if not _WITHOUT_EFFECT.fullmatch(name)
+        if (value := generation.get(name)) not in neutral or ("token_id" in name and value is not None)
+    }
+
+
+def _search(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the search, and those of ``generate`` that onnxruntime-genai does not have."""
+    search = {name: value for name in _SEARCH if isinstance(value := generation.get(name), bool | int | float)}
+    left_out = [f"{name} = {value}" for name, value in settings_of_generate(generation).items() if name not in search]
     return {"do_sample": False, "num_beams": 1, "early_stopping": False, **search}, left_out
 
 

@@ -68,7 +68,7 @@ def generation_forms(
     if model.config.is_encoder_decoder:
         if asked.static_cache is not None:
             raise InputsError(f"{name} has an encoder: leave out --static-cache, which decoders have")
-        yield _encoder_decoder_parts(model, user_inputs)
+        yield from _encoder_decoder_forms(model, user_inputs, weights)
         return
     special = asked.static_cache is not None or asked.separate_prefill
     with with_weights(model, weights):
@@ -223,11 +223,24 @@ def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.T
     )
 
 
-def _encoder_decoder_parts(model: PretrainedModel, user_inputs: Mapping[str, Any] | None) -> list[ModelPart]:
+def _encoder_decoder_forms(
+    model: PretrainedModel, user_inputs: Mapping[str, Any] | None, weights: Weights | None
+) -> Iterator[list[ModelPart]]:
+    """The parts of a model with an encoder: if a mask can mark the padding of a sound, with it, then without it."""
+    with with_weights(model, weights):
+        inputs = prompts.encoder_inputs(model, user_inputs)
+    yield _encoder_decoder_parts(model, inputs)
+    if not user_inputs and model.main_input_name != "input_ids" and prompts.MASK in inputs:
+        unmasked = {name: value for name, value in inputs.items() if name != prompts.MASK}
+        encoder, decode = _encoder_decoder_parts(model, unmasked)
+        note = f"takes no {prompts.MASK}: the sounds of a batch have to have one length, without padding"
+        yield [replace(encoder, notes=(note,)), decode]
+
+
+def _encoder_decoder_parts(model: PretrainedModel, inputs: dict[str, Any]) -> list[ModelPart]:
     """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    inputs = prompts.encoder_inputs(model, user_inputs)
     step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
     decoder, cross = (keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross"))
@@ -309,9 +322,5 @@ def _run_decoder(kind: type, example: torch.Tensor, model: PretrainedModel, /, *
 
 def _cache_of(output: Any, name: str, cache: str) -> dict[str, Any]:
     """One of the two caches of an encoder-decoder, a layer's keys and values together."""
-    layers = getattr(output.past_key_values, cache).layers
-    return {
-        "present": {
-            str(index): {name: {"key": layer.keys, "value": layer.values}} for index, layer in enumerate(layers)
-        }
-    }
+    layers = enumerate(keys_and_values(getattr(output.past_key_values, cache)))
+    return {"present": {str(index): {name: {"key": layer.keys, "value": layer.values}} for index, layer in layers}}

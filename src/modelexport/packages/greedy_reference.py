@@ -14,6 +14,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.generation_loop import Step, TokenLoop
 from modelexport.packages.observed_state import greedy_config
+from modelexport.packages.prompts import MASK
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.pretrained import PretrainedModel
@@ -101,11 +102,11 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
 def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:
     """Prompts of one row each as one batch; what is there for each token is padded, and the mask marks the padding."""
     ids = [np.asarray(prompt["input_ids"], np.int64) for prompt in prompts if "input_ids" in prompt]
-    masks: dict[str, Any] = {"attention_mask": list(map(np.ones_like, ids))} if ids else {}
-    longest, batch = max((row_of_ids.shape[1] for row_of_ids in ids), default=0), {}
-    for name in (*prompts[0], *masks):
-        rows = ids if name == "input_ids" else masks.get(name) or [prompt[name] for prompt in prompts]
-        if ids and all(row.shape[:2] == row_of_ids.shape for row, row_of_ids in zip(rows, ids, strict=True)):
+    masks = list(map(np.ones_like, ids)) or [prompt[MASK] for prompt in prompts if MASK in prompt]
+    longest, batch = max((mask.shape[1] for mask in masks), default=0), {}
+    for name in dict.fromkeys((*prompts[0], *([MASK] if masks else []))):
+        rows = ids if name == "input_ids" else masks if name == MASK else [prompt[name] for prompt in prompts]
+        if masks and all(row.shape[:2] == mask.shape for row, mask in zip(rows, masks, strict=True)):
             missing = [longest - row.shape[1] for row in rows]
             widths = [((0, 0), (count, 0) if left else (0, count)) for count in missing]
             fill = pad if name == "input_ids" else 0

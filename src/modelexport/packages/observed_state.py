@@ -98,8 +98,13 @@ def count_tokens(arguments: Mapping[str, Any]) -> int:
 
 
 def keys_and_values(cache: Any) -> list[Any]:
-    """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other."""
+    """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other.
+
+    The last layers of a cache may be unused: transformers makes one for each layer of an encoder with more of them.
+    """
     layers = list(getattr(cache, "layers", None) or ())
+    while layers and not any(isinstance(value, torch.Tensor) for value in vars(layers[-1]).values()):
+        layers.pop()
     for layer in layers:  # it may have another state, such as that of a convolution or of a recurrence
         states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
         if states or getattr(layer, "keys", None) is None or layer.keys.dim() != 4:

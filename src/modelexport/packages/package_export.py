@@ -180,7 +180,7 @@ def _first_that_passes(
         for form in forms:
             try:
                 result = export_form(form)
-            except (UsageError, CheckError) as error:
+            except (CaptureError, UsageError, CheckError) as error:
                 wrong = wrong or error
                 for file in chain(*(staging.glob(f"{part.path.removesuffix('.onnx')}.*") for part in form)):
                     file.unlink()

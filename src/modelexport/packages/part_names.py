@@ -13,7 +13,7 @@ from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generation_loop import BATCH, CACHE_POSITION, PAST_SEQUENCE, SEQUENCE
 
 TOTAL = f"{PAST_SEQUENCE} + {SEQUENCE}"
-ENCODER = "encoder_sequence"
+ENCODER, FRAMES = "encoder_sequence", "encoder_frames"
 
 _CACHE = re.compile(
     r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
@@ -43,7 +43,16 @@ def name_generation(exported: Exported) -> Exported:
     inputs |= {name: cache for name in inputs if (cache := cache_name(name, "past_key_values"))}
     outputs |= {name: cache for name in outputs if (cache := cache_name(name, "present"))}
     values = {value.name or "": value for value in exported.model.graph.inputs}
-    axes = {(inputs[name], axis): size for name in values for axis, size in _axes(name, values[name], encodes, total)}
+    axes = {(name, axis): size for name in values for axis, size in _axes(name, values[name], encodes, total)}
+    symbols = {(name, axis): str((values[name].shape or ())[axis]) for name, axis in axes}
+    of_states = {
+        symbols[name, axis] for (name, axis), size in axes.items() if size == ENCODER and _CACHE.fullmatch(name)
+    }
+    # A decoder's mask of frames is longer than the states that an encoder makes of them.
+    frames = {
+        place for place, size in axes.items() if size == ENCODER and of_states and symbols[place] not in of_states
+    }
+    axes = {(inputs[name], axis): FRAMES if (name, axis) in frames else size for (name, axis), size in axes.items()}
     # The encoder's cache, which a step reads but does not change, is not an output.
     kept = [
         name
@@ -105,7 +114,7 @@ def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tup
         names = ("axes", BATCH, SEQUENCE)
     elif name == CACHE_POSITION:
         names = (SEQUENCE,)
-    elif name.endswith("_features"):
+    elif name.endswith("_features") and len(value.shape) == len(names):
         names = (f"{name.removesuffix('_features')}_tokens",)
     elif len(value.shape) > 3:
         inner = ("height", "width") if name.endswith("mask") else ("channels", "height", "width")

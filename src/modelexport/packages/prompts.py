@@ -33,7 +33,7 @@ TEXTS = (
 
 PROMPT = 5
 """Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
-PIXEL_MASK = "pixel_attention_mask"
+MASK, PIXEL_MASK = "attention_mask", "pixel_attention_mask"
 """What says which pixels are of an image and not padding."""
 _CHANGES = re.compile("(sliding_window|window_size|chunk_size|original_max_position_embeddings)$")
 """Settings with a number of tokens after which a model computes something else."""
@@ -54,8 +54,10 @@ def some_tokens(model: PretrainedModel, shape: torch.Size) -> torch.Tensor:
 
 
 def vocabulary_of(model: PretrainedModel) -> int:
-    """The number of tokens that a model knows."""
-    size = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    """The number of tokens that a model knows; if its encoder knows fewer, that number."""
+    configs = [model.config.get_text_config()]
+    configs += [model.get_encoder().config] if model.config.is_encoder_decoder else []
+    size = min((int(size) for config in configs if (size := getattr(config, "vocab_size", None))), default=0)
     if size < 2:
         raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
     return size
@@ -156,7 +158,7 @@ def placeholder_of(config: Any, kind: str) -> int | None:
 
 
 def encoder_inputs(model: PretrainedModel, user_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Example inputs of a model's encoder, in a batch of two.
+    """Example inputs of a model's encoder, in a batch of two; one row has padding, if the encoder takes a mask.
 
     Args:
         user_inputs: Those of one row, where they cannot be made.
@@ -171,9 +173,25 @@ def encoder_inputs(model: PretrainedModel, user_inputs: Mapping[str, Any] | None
         inputs = token_inputs(model)
         # Inputs of an encoder are padded on the right.
         return {name: value.flip(1) for name, value in inputs.items()}
-    generated = generate_inputs(model)
-    value = generated[model.main_input_name]
-    return {model.main_input_name: torch.cat([value, value])[:2]}
+    encoder, name = model.get_encoder(), model.main_input_name
+    takes = inspect.signature(encoder.forward).parameters
+    name = name if name in takes else encoder.main_input_name
+    value = generate_inputs(encoder)[name]
+    inputs = {name: torch.cat([value, value])[:2]}
+    mask = torch.ones(value.shape[:2], dtype=torch.long)
+    mask[0, -(mask.shape[1] // 4) :] = 0
+    return inputs | ({MASK: mask} if MASK in takes and _reads_mask(encoder, inputs, mask) else {})
+
+
+def _reads_mask(encoder: Any, inputs: Mapping[str, Any], mask: torch.Tensor) -> bool:
+    """Whether an encoder computes with a mask that says which frames of a sound are not padding."""
+    with untouched(encoder, runs=False), collected(), suppress(Exception):  # its code may raise anything
+        encoder(**inputs, **{MASK: mask})
+        try:
+            encoder(**inputs, **{MASK: mask.to("meta")})
+        except Exception:  # a tensor without values cannot be computed with
+            return True
+    return False
 
 
 def example_prompts(
@@ -191,9 +209,17 @@ def example_prompts(
         manifest: Of a package, which may take text only.
     """
     if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
-        first_row = {name: value[:1] for name, value in encoder_inputs(model, user_inputs).items()}
-        example = Example(first_row, user_inputs=user_inputs or ())
-        return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
+        inputs = encoder_inputs(model, user_inputs)
+        if manifest is not None and all(MASK not in part.inputs for part in manifest.parts):
+            inputs.pop(MASK, None)
+        prompts = []
+        for index in range(4):  # sounds of other lengths, if a mask can mark what is missing
+            shorter = index if MASK in inputs and not user_inputs else 0
+            row = {name: value[:1, : value.shape[1] * (8 - shorter) // 8] for name, value in inputs.items()}
+            mask = {name: as_array(value) for name, value in row.items() if name == MASK}
+            prompts += prompts_like(model, Example(row, user_inputs=user_inputs or ()), (0,), seed + index)
+            prompts[-1] |= mask
+        return prompts
     parts = manifest.parts if manifest is not None else ()
     masked = any(PIXEL_MASK in part.inputs for part in parts) if parts else has_processor(directory)
     example = example_of(model, user_inputs, masks_pixels=masked)
