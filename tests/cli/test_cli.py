@@ -217,7 +217,6 @@ def test_hierarchy_shows_the_module_tree_without_an_export(mode: str, folder: Pa
         (["export", "nets.py:raising", "-o", "x.onnx"], "nets.py:raising failed: ValueError: no luck"),
         (["export", "nets.py:missing", "-o", "x.onnx"], "nets.py has no missing"),
         (["export", "nets.py:misfit", "-o", "x.onnx"], "Twice does not run with x float32[2, 5]"),
-        (["export", "nets.py:unsupported", "-o", "x.onnx"], "cannot be exported: DynamicOutputShapeException in 1"),
         (["export", "nowhere/model", "-o", "x.onnx"], "nowhere/model"),
         (["export", "nets.py:good", "-o", "nets.py/x.onnx"], "cannot write nets.py/x.onnx: there is no folder nets.py"),
         (["export", "nets.py:missing", "-o", "new/folder/x.onnx"], "nets.py has no missing"),
@@ -245,6 +244,15 @@ def test_bad_input_is_one_message_and_status_2_and_nothing_is_overwritten(
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_model_that_no_front_end_captures_is_one_message_and_status_3(folder: Path) -> None:
+    write_files(folder)
+    done = run("export", "nets.py:unsupported", "-o", "x.onnx", cwd=folder)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert done.stderr.startswith("modelexport: the model cannot be exported: DynamicOutputShapeException in 1")
+    assert done.stderr.count("\n") == 1
 
 
 def write_files(folder: Path) -> None:

@@ -450,7 +450,7 @@ def at_a_random_moment(writer: str, seed: int, place: Path, after: Files, second
     if number == signal.SIGINT and status == OUTSIDE << 8:
         return  # before the command began, or after it ended: Python's own handler took it
     if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)):
-        assert code == (130 if number == signal.SIGINT else 2), err
+        assert code == 128 + number, err
         assert err.splitlines()[-1] in (LINE, "modelexport: interrupted after its files had been written")
         assert not staging(place)
         now = files(place)

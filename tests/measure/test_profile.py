@@ -23,7 +23,7 @@ from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.measure import columns, onnxruntime_profiler
-from modelexport.measure.inputs_and_example_sizes import read_feeds
+from modelexport.measure.input_files import read_feeds
 from modelexport.measure.onnxruntime_profiler import _Event, _nested
 from modelexport.measure.profiles import SESSION, ModuleProfile, RunFacts, _fitted, _spread, noise_note, profile
 from modelexport.measure.side_by_side import profile_against, profile_beside

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.json_decoding import decode_json
-from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
-from modelexport.core.text import reason_of
-from modelexport.errors import FileFormatError, InputsError, ModelExportError, UsageError
-from modelexport.files.regular_files import open_regular, read_regular
-from modelexport.files.safetensors_files import read_header
+from modelexport.errors import InputsError, ModelExportError, UsageError
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs, sizes_of
 from modelexport.graph.size_conditions import (
@@ -31,6 +23,7 @@ from modelexport.graph.size_conditions import (
 )
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.measure.fitted_inputs import fitted
+from modelexport.measure.input_files import read_feeds
 from modelexport.measure.shapes import evaluated_size, symbols_in, symbols_of_inputs
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
@@ -38,15 +31,6 @@ from modelexport.runtime.sessions import as_array, open_file, session_options
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.reference_values import open_reference, reference_path
-
-
-class _Described(msgspec.Struct):
-    """An input in a JSON description: its value, or its type, its shape and a range to draw from."""
-
-    dtype: str = "float32"
-    shape: list[int] = []
-    range: tuple[float, float] | None = None
-    value: Any = None
 
 
 def make_feeds(
@@ -216,60 +200,3 @@ def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     rename_sizes(sized, numbers)
     record_conditions(sized, renamed(conditions_of(model), numbers))
     return sized
-
-
-def read_feeds(path: Path, seed: int) -> dict[str, Any]:
-    """Arrays by name from a file.
-
-    Raises:
-        FileFormatError: It is not a regular file, is damaged, or has more than anybody gives a model.
-    """
-    try:
-        if path.suffix == ".npz":
-            with open_regular(path) as file:
-                return _unpacked(file)
-        if path.suffix == ".safetensors":
-            if (held := sum(place.length for place in read_header(path).tensors.values())) > INPUT_BYTES:
-                raise ValueError(f"it holds {held:,} bytes, and at most {INPUT_BYTES:,} are read")
-            from safetensors.numpy import load_file
-
-            return dict(load_file(path))
-        described = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, _Described])
-        random = np.random.default_rng(seed)
-        return {name: _described_array(description, random) for name, description in described.items()}
-    except FileFormatError:
-        raise
-    except Exception as error:  # what a damaged archive or a strange description raises is of many types
-        raise FileFormatError(
-            f"cannot read inputs from {path} ({reason_of(error)}): give .npz, .safetensors or JSON"
-        ) from error
-
-
-def _unpacked(file: BinaryIO) -> dict[str, Any]:
-    with zipfile.ZipFile(file) as archive:
-        held = sum(member.file_size for member in archive.infolist())
-    if held > INPUT_BYTES:
-        raise ValueError(f"it holds {held:,} bytes, and at most {INPUT_BYTES:,} are read")
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _described_array(described: _Described, random: np.random.Generator) -> Any:
-    dtype = np.dtype(described.dtype)
-    if dtype.kind not in "iufb":
-        raise ValueError(f"{described.dtype} is not a type of numbers")
-    if described.value is not None:
-        array = np.asarray(described.value, dtype=dtype)
-        if dtype.kind != "f" and not np.array_equal(array, np.asarray(described.value)):
-            raise ValueError(f"{described.dtype} does not hold these numbers")
-        return array
-    if prod(described.shape) > RANDOM_ELEMENTS or any(size < 0 for size in described.shape):
-        raise ValueError(f"the shape {described.shape} is too large, or negative")
-    if dtype.kind in "iu":
-        low, high = described.range or (0, 2)
-        return random.integers(int(low), int(high), described.shape, dtype=dtype)
-    if dtype.kind == "b":
-        return np.ones(described.shape, dtype=dtype)
-    low, high = described.range or (-1.0, 1.0)
-    return random.uniform(low, high, described.shape).astype(dtype)

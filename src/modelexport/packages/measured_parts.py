@@ -19,7 +19,8 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost, read_one
 from modelexport.measure.fitted_inputs import check_names
-from modelexport.measure.inputs_and_example_sizes import random_feeds, read_feeds, sizes_of_other
+from modelexport.measure.input_files import read_feeds
+from modelexport.measure.inputs_and_example_sizes import random_feeds, sizes_of_other
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.table import Table
 from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator

@@ -24,7 +24,7 @@ from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
 from modelexport.measure.fitted_inputs import fitted
-from modelexport.measure.inputs_and_example_sizes import read_feeds
+from modelexport.measure.input_files import read_feeds
 from modelexport.tagged.file import TaggedFile
 
 Feeds = dict[str, Any]

@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
-from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from modelexport.graph.missing_types import fill_types, schema_of
 from modelexport.graph.narrow_to_float32 import cast, graph_of, put_in_place_of
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.runtime.devices import CPU
 
 _NARROW = (
     ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.UINT16,
@@ -83,6 +81,10 @@ def _has_kernel(op_type: str, since: int, types: Mapping[str, ir.DataType]) -> b
 @functools.cache
 def _kernels() -> Mapping[str, list[tuple[tuple[int, int], list[tuple[str, list[str]]]]]]:
     """Standard operator to the versions and types of its kernels on the CPU, as the installed runtime lists them."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state  # an export without a check may need none
+
+    from modelexport.runtime.devices import CPU
+
     kernels = defaultdict(list)
     for kernel in state.get_all_opkernel_def():
         if kernel.provider == CPU and not kernel.domain:

@@ -14,7 +14,7 @@ from modelexport.core.limits import MOST_ELEMENTS
 from modelexport.core.text import reason_of
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import read_json
-from modelexport.measure.inputs_and_example_sizes import read_feeds
+from modelexport.measure.input_files import read_feeds
 from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
 
