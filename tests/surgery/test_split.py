@@ -251,6 +251,10 @@ def test_stages_return_sequences_and_outputs_that_cannot_be_compared(tmp_path: P
     assert report.agrees and {output.name: output.status for output in report.outputs} == {
         **{f"s[{index}]": "agree" for index in range(4)}, "i": "not compared", "y": "agree",
     }  # fmt: skip
+    manifest = tmp_path / "stages" / "modelexport.json"
+    manifest.write_text(manifest.read_text().replace('"stages"', '"whole"', 1))
+    with pytest.raises(FileFormatError, match=r"of kind 'whole', not of stages: give a part \(stage_0.onnx, stage_1"):
+        verify(manifest.parent, against=file)
 
 
 def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> None:

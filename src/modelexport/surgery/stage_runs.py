@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.manifest_file import read_manifest
 from modelexport.files.path_or_model import Source
@@ -25,7 +26,8 @@ def read_stages(folder: str | Path) -> Manifest:
     """
     manifest = read_manifest(Path(folder))
     if manifest.kind != "stages":
-        raise FileFormatError(f"{folder} is a package of the kind '{manifest.kind}', not of stages")
+        parts = first_few(part.file for part in manifest.parts)
+        raise FileFormatError(f"{folder} is a package of kind '{manifest.kind}', not of stages: give a part ({parts})")
     return manifest
 
 
