@@ -47,6 +47,7 @@ def with_checked_arguments(function: _Function) -> _Function:
                 raise UsageError(f"{function.__name__}: {name} takes {wanted}, not {shown}")
         return function(*args, **kwargs)
 
+    checked.__module__ = __name__.partition(".")[0]  # where pickle finds it
     return checked  # type: ignore[return-value]  # as functools.wraps cannot say
 
 
