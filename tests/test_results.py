@@ -189,8 +189,12 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
         with pytest.raises(modelexport.errors.UsageError) as error:
             call()
         assert str(error.value).startswith(text) and "\n" not in str(error.value)
-    with pytest.raises(TypeError, match="neither inputs nor against"):
-        modelexport.verify(model, inputs, new, against=path)  # type: ignore[call-overload]
+    for arguments, keywords in (
+        ((model, inputs, new), {"against": path}),
+        ((new,), {"results": path, "against": path}),
+    ):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'against'"):
+            modelexport.verify(*arguments, **keywords)
     assert pickle.loads(pickle.dumps(modelexport.export)) is modelexport.export
     assert inspect.signature(modelexport.profile).parameters["runs"].default == 10
 

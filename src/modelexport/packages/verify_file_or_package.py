@@ -202,7 +202,7 @@ def verify(
         "modules": modules or None, "seed": seed, "bound": bound, "perturb": perturb, "others": others,
         "sidecar": sidecar, "weights": weights, "kept": kept, "new_tokens": new_tokens, "steps": steps,
         "device": device, "inputs": inputs, "limit": limit, "keep": keep, "fix": fix,
-        "data": data,
+        "data": data, "against": against,
     }  # fmt: skip
     how: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     if results is not None:
@@ -214,11 +214,9 @@ def verify(
     if file is None:
         if hasattr(first, "named_modules"):
             raise UsageError("the inputs of the model are missing: give verify(model, inputs, file)")
-        return _without_model(as_path(first), against, how if device is None else how | reporting)
+        return _without_model(as_path(first), how.pop("against", None), how if device is None else how | reporting)
     if hasattr(model_inputs, "named_modules"):
         raise UsageError("the model comes first: verify(model, inputs, path)")
-    if inputs is not None or against is not None:
-        raise TypeError("verify(model, inputs, path) takes neither inputs nor against as keywords")
     path = as_path(file)
     if path.is_dir():
         return _package(first, model_inputs, path, how, reporting)
