@@ -247,6 +247,17 @@ def test_sizes_that_are_padded_to_a_multiple_are_numbers(tmp_path: Path) -> None
     assert to_torch(path)(torch.ones(5, 8)).shape == (2, 2)
 
 
+def test_a_size_is_not_compared_with_a_negative_number(tmp_path: Path) -> None:
+    """As TorchScript writes ``expand``, where -1 is a size that stays."""
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Equal", ["s", "stays"], ["e"]), node("Where", ["e", "one", "s"], ["n"]),
+        node("Expand", ["w", "n"], ["output"]),
+    ]  # fmt: skip
+    constants = {"stays": np.array([-1]), "one": np.array([1]), "w": np.ones((1, 1), np.float32)}
+    path = file_of(tmp_path / "x.onnx", nodes, X, FLOAT, constants, sizes=["h", "w"])
+    assert "-1" not in torch_source(path).text
+
+
 def test_padding_that_was_turned_around_is_numbers(tmp_path: Path) -> None:
     """As TorchScript writes ``F.pad``: the pads of the last axis come first, so zeros are added and rows reversed."""
     nodes = [

@@ -53,7 +53,7 @@ _ELEMENTWISE: dict[str, tuple[str, Callable[..., Any]]] = {
 """Operators on numbers: as text, and computed. Cast and Div are each several. An export makes what Python's ``float``
 and ``int`` take of a dynamic size a constant."""
 _UNCHANGED = {"Add": 0, "Sub": 0, "Mul": 1, "FloorDiv": 1}
-"""Second operands with which the first is the result."""
+"""Operands with which the other is the result: second ones, and first ones of ``Add`` and ``Mul``."""
 _CASTS = {"i": "Int", "u": "Int", "f": "Float", "b": "Bool"}
 
 
@@ -61,12 +61,13 @@ def _computed(name: str, *numbers: Any) -> Any:
     template, function = _ELEMENTWISE[name]
     if name == "Where" and not isinstance(numbers[0], Number):
         return function(*numbers)
-    if not any(isinstance(number, Number) for number in numbers):
+    constants = [number for number in numbers if not isinstance(number, Number)]
+    if len(constants) == len(numbers):
         return function(*numbers)
-    if name in _UNCHANGED and not isinstance(numbers[1], Number) and numbers[1] == _UNCHANGED[name]:
-        return numbers[0]
-    if name in ("Add", "Mul") and not isinstance(numbers[0], Number) and numbers[0] == _UNCHANGED[name]:
-        return numbers[1]
+    if constants == [_UNCHANGED.get(name)] and (name in ("Add", "Mul") or not isinstance(numbers[1], Number)):
+        return next(number for number in numbers if isinstance(number, Number))
+    if name == "Equal" and any(map(_is_positive, numbers)) and min(constants, default=0) < 0:
+        return False
     expression = code(template, **dict(zip("abc", numbers, strict=False)))
     deciding = numbers[1:] if name == "Mod" else numbers  # a remainder has the sign of the divisor
     return Number(expression, name not in ("Sub", "Neg") and all(map(_is_positive, deciding)))
@@ -221,13 +222,12 @@ class FileNumbers:
     def _moved(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
         """What a node makes of elements that it moves: they are where it puts their places."""
         count = {"Concat": len(arrays), "ConstantOfShape": 0}.get(node.op_type, 1)
-        elements = [number for each in arrays[:count] for number in each.reshape(-1)]
-        known = [number for each in arrays[count:] for number in each.reshape(-1)]
+        elements, known = ([n for each in part for n in each.reshape(-1)] for part in (arrays[:count], arrays[count:]))
         if any(isinstance(number, Number) for number in known) or (not count and math.prod(known) > MOST):
             return None
         places = np.split(np.arange(len(elements)), np.cumsum([each.size for each in arrays[:count]]))
         given = [at.reshape(each.shape) for at, each in zip(places, arrays[:count], strict=False)]
         (moved,) = self._nodes.compute(node, [*given, *(each.astype(np.int64) for each in arrays[count:])])
-        result = moved.astype(object)
+        result: Any = np.array(moved, dtype=object)
         result.flat = [elements[place] for place in moved.flat] if count else moved.tolist()
         return np.asarray(result)
