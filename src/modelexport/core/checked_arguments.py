@@ -61,7 +61,7 @@ def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
 def _fits(value: Any, hint: Any) -> bool:
     kind, inside = get_origin(hint) or hint, get_args(hint)
     if kind is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in inside)
+        return any(isinstance(value, type(choice)) and value == choice for choice in inside)
     if kind in (Union, UnionType):
         return any(_fits(value, choice) for choice in inside)
     if not isinstance(kind, type) or kind is Any:
