@@ -227,5 +227,5 @@ def test_arguments_in_the_wrong_order_are_given_in_the_right_one(exported: Expor
     ):
         done = run(*arguments, cwd=tmp_path)
         assert done.returncode == 2 and told in done.stderr, (arguments, done.stderr)
-    with pytest.raises(UsageError, match=r"call run_chain\(folder, feeds\)"):
+    with pytest.raises(UsageError, match=r"run_chain: folder takes str | Path, not {}"):
         modelexport.run_chain({}, folder)

@@ -47,10 +47,8 @@ def run_chain(
     Raises:
         FileFormatError: The folder is not a package of stages.
         InputsError: An input is missing, or NumPy cannot read a tensor.
-        UsageError: ONNX Runtime cannot run a stage, or the arguments are exchanged.
+        UsageError: ONNX Runtime cannot run a stage.
     """
-    if isinstance(folder, Mapping):
-        raise UsageError("the folder comes before the arrays: call run_chain(folder, feeds)")
     manifest = read_stages(folder)
     values = {name: as_array(name, value) if hasattr(value, "__array__") else value for name, value in feeds.items()}
     outputs: dict[str, Any] = {}
