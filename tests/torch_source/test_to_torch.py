@@ -319,6 +319,17 @@ def test_axes_that_fractions_are_computed_from_stay_dynamic(tmp_path: Path) -> N
     assert not any(isinstance(size, int) for size in ir.load(again).graph.inputs[0].shape or [1])
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_a_dynamic_image_is_resized_to_sizes(mode: str, tmp_path: Path) -> None:
+    class Back(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(x[:, :, ::2, ::2], size=x.shape[-2:], mode=mode)
+
+    path = modelexport.export(Back(), (torch.randn(2, 3, 8, 10),), tmp_path / "x.onnx", dynamic=True).path
+    x = torch.randn(1, 3, 7, 5)
+    assert torch.allclose(modelexport.to_torch(path)(x), Back()(x), atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_classes_of_narrow_types_are_found_too(dtype: torch.dtype, tmp_path: Path) -> None:
     class Short(nn.Module):

@@ -283,7 +283,7 @@ class ForwardText(NestedGraphs):
         value, known = node.outputs[0], self.file_numbers.known
         numbers = self.numbers(value)
         if numbers is None:
-            numbers = self.file_numbers.of_node(node, self.numbers, self._size)
+            numbers = self.file_numbers.of_node(node, self.numbers, self.size)
         elif not value.is_graph_output() and all(use.node.outputs[0] in known for use in value.uses()):
             return  # what is computed of it is an expression of the sizes as well, and needs no name for it
         assert numbers is not None

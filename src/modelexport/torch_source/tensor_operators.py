@@ -177,7 +177,7 @@ _NEAREST = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_flo
 
 def _resize(o: Operation) -> ast.expr:
     """``F.interpolate``, of images and by what it computes as the standard does."""
-    rank, sizes, mode = o.rank(), o.shape(), o.attribute("mode") or "nearest"
+    rank, image, mode = o.rank(), o.node.inputs[0], o.attribute("mode") or "nearest"
     old, how = o.node.op_type == "Upsample" or o.version < 11, dict[str, Any]()
     numbers = (o.attribute("scales") or o.numbers(1)) if old else (o.numbers(2) or o.numbers(3))
     by_scale = old or bool(o.numbers(2))
@@ -185,7 +185,8 @@ def _resize(o: Operation) -> ast.expr:
     axes = [axis % rank for axis in o.attribute("axes") or range(rank)]
     given = dict(zip(axes, numbers or (), strict=False))
     how["scale_factor" if by_scale else "size"] = tuple(given.get(axis) for axis in range(2, rank))
-    usual = [None if axis not in given else given[axis] != (1 if by_scale else sizes[axis]) for axis in (0, 1)]
+    sizes = ["1.0" if by_scale else str(o.scope.size(image, axis)) for axis in (0, 1) if image is not None]
+    changed = any(axis in given and str(given[axis]) != size for axis, size in enumerate(sizes))
     exact = all(not isinstance(number, Number) and number % 1 == 0 for number in numbers or ()) and by_scale
     smooth, cubic = bool(o.attribute("antialias")), (o.attribute("cubic_coeff_a"), o.attribute("exclude_outside") or 0)
     known = cubic == (-0.5, 1) if smooth else mode != "cubic" or cubic == (-0.75, 0)
@@ -196,7 +197,7 @@ def _resize(o: Operation) -> ast.expr:
         how |= {"mode": _LINEAR[rank - 3] if mode == "linear" else "bicubic"}
         how |= {"align_corners": True} if places == "align_corners" else {}
     if (
-        how.get("mode") is None or o.kind() != "f" or any(usual) or not given.keys() >= {*range(2, rank)}
+        how.get("mode") is None or o.kind() != "f" or changed or not given.keys() >= {*range(2, rank)}
         or o.attribute("keep_aspect_ratio_policy") not in (None, "stretch") or not known or (smooth and mode != "cubic")
         or (how["mode"] == "nearest-exact" and not exact) or ("align_corners" in how and by_scale and not exact)
     ):  # fmt: skip

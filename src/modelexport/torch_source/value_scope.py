@@ -136,7 +136,7 @@ class ValueScope:
                     self._numbers[value][place] = Number(named, number.is_positive)
         return self._numbers.get(value)
 
-    def _size(self, value: ir.Value, axis: int) -> Any:
+    def size(self, value: ir.Value, axis: int) -> Any:
         """A size of a tensor: a number, the name of one that an input has, or read from the tensor."""
         size = size_of(value, axis)
         if not isinstance(size, Number):
