@@ -7,6 +7,7 @@ import shutil
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from exports import Shared
 from modelexport.cli.show_package import format_generation
 from modelexport.errors import CaptureError, CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
+from modelexport.format.package_manifest import Manifest, PartEntry
 from modelexport.packages.changed_packages import quantize_package
 from modelexport.packages.genai_config import make_genai_config
 from modelexport.packages.generation_loop import Generator
@@ -365,6 +367,50 @@ def test_the_sounds_of_a_batch_may_be_padded_if_a_mask_says_so() -> None:
     assert len({*lengths}) == 4 and lengths == [sound["input_values"].shape[1] for sound in sounds]
     masks = generate_greedily(model, sounds, 2).inputs["attention_mask"]
     assert masks.shape == (4, lengths[0]) and not masks[1:, lengths[1] :].any()
+
+
+def test_an_encoder_of_tokens_and_images_gets_tokens_only_and_says_so() -> None:
+    vision = {
+        "embed_dim": [8, 16],
+        "depths": [1, 1],
+        "num_heads": [2, 2],
+        "num_groups": [2, 2],
+        "patch_size": [3, 3],
+        "patch_stride": [4, 2],
+        "patch_padding": [1, 1],
+        "patch_prenorm": [False, True],
+        "window_size": 2,
+        "projection_dim": 32,
+        "max_temporal_embeddings": 4,
+        "max_position_embeddings": 8,
+    }
+    text = {"model_type": "bart", **SMALL_PAIR, "max_position_embeddings": 64}
+    config = transformers.Florence2Config(text_config=text, vision_config=vision, image_token_id=90)
+    model = transformers.Florence2ForConditionalGeneration(config).eval()
+    ((encoder, decode),) = generation_forms(model)
+    assert encoder.notes == ("takes text only: a package gives an encoder no images beside tokens",)
+    manifest = Manifest(
+        format_version="",
+        kind="generate",
+        parts=[
+            PartEntry(name=part.name, file=part.path, module="", inputs=[*part.inputs], outputs=[])
+            for part in (encoder, decode)
+        ],
+        weights=[],
+    )
+    assert {*chain(*example_prompts(model, None, manifest=manifest))} == {"input_ids"}
+
+
+def test_a_decoder_of_several_codebooks_is_refused_in_a_line() -> None:
+    sound = {"num_filters": 4, "codebook_size": 64, "codebook_dim": 32, "hidden_size": 32, "upsampling_ratios": [4, 2]}
+    decoder = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 64}
+    config = transformers.MusicgenConfig(
+        text_encoder={"model_type": "t5", **SMALL_T5},
+        audio_encoder={"model_type": "encodec", **sound},
+        decoder={"model_type": "musicgen_decoder", "num_codebooks": 2, **decoder},
+    )
+    with pytest.raises(CaptureError, match=r"generate fails: .*--parts whole"):
+        next(generation_forms(transformers.MusicgenForConditionalGeneration(config).eval()))
 
 
 def test_a_form_that_cannot_be_captured_gives_way_to_the_next(tmp_path: Path) -> None:

@@ -229,8 +229,13 @@ def _encoder_decoder_forms(
     """The parts of a model with an encoder: if a mask can mark the padding of a sound, with it, then without it."""
     with with_weights(model, weights):
         inputs = prompts.encoder_inputs(model, user_inputs)
-    yield _encoder_decoder_parts(model, inputs)
-    if not user_inputs and model.main_input_name != "input_ids" and prompts.MASK in inputs:
+    encoder, decode = _encoder_decoder_parts(model, inputs)
+    takes_text = model.main_input_name == "input_ids"
+    if takes_text and (others := prompts.others_than_text(model)):
+        kinds = " and ".join(multimodal.PLURALS.get(kind, kind) for kind in others)
+        encoder = replace(encoder, notes=(f"takes text only: a package gives an encoder no {kinds} beside tokens",))
+    yield [encoder, decode]
+    if not user_inputs and not takes_text and prompts.MASK in inputs:
         unmasked = {name: value for name, value in inputs.items() if name != prompts.MASK}
         encoder, decode = _encoder_decoder_parts(model, unmasked)
         note = f"takes no {prompts.MASK}: the sounds of a batch have to have one length, without padding"

@@ -55,8 +55,9 @@ def some_tokens(model: PretrainedModel, shape: torch.Size) -> torch.Tensor:
 
 def vocabulary_of(model: PretrainedModel) -> int:
     """The number of tokens that a model knows; if its encoder knows fewer, that number."""
-    configs = [model.config.get_text_config()]
-    configs += [model.get_encoder().config] if model.config.is_encoder_decoder else []
+    encodes = bool(model.config.is_encoder_decoder)
+    configs = [model.config.get_text_config(decoder=encodes or None)]
+    configs += [model.get_encoder().config] if encodes else []
     size = min((int(size) for config in configs if (size := getattr(config, "vocab_size", None))), default=0)
     if size < 2:
         raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
@@ -76,7 +77,7 @@ class Example:
     @property
     def beside(self) -> list[str]:
         """The names of the images or sounds, and of what belongs to them."""
-        return [name for name in self.inputs if name not in ("input_ids", "attention_mask")]
+        return [name for name in self.inputs if name not in ("input_ids", MASK, "decoder_input_ids")]
 
 
 def has_processor(directory: Path | None) -> bool:
