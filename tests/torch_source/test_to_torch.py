@@ -319,11 +319,12 @@ def test_axes_that_fractions_are_computed_from_stay_dynamic(tmp_path: Path) -> N
     assert not any(isinstance(size, int) for size in ir.load(again).graph.inputs[0].shape or [1])
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_a_dynamic_image_is_resized_to_sizes(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "factor"), [("bilinear", None), ("nearest", None), ("bilinear", 1.7)])
+def test_a_dynamic_image_is_resized_to_sizes(mode: str, factor: float | None, tmp_path: Path) -> None:
     class Back(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.interpolate(x[:, :, ::2, ::2], size=x.shape[-2:], mode=mode)
+            how: dict[str, Any] = {"size": x.shape[-2:]} if factor is None else {"scale_factor": factor}
+            return nn.functional.interpolate(x[:, :, ::2, ::2], **how, mode=mode)
 
     path = modelexport.export(Back(), (torch.randn(2, 3, 8, 10),), tmp_path / "x.onnx", dynamic=True).path
     x = torch.randn(1, 3, 7, 5)

@@ -59,7 +59,7 @@ _CASTS = {"i": "Int", "u": "Int", "f": "Float", "b": "Bool"}
 
 def _computed(name: str, *numbers: Any) -> Any:
     template, function = _ELEMENTWISE[name]
-    if name == "Where" and not isinstance(numbers[0], Number):
+    if name == "Where" and (not isinstance(numbers[0], Number) or numbers[1] == numbers[2]):
         return function(*numbers)
     constants = [number for number in numbers if not isinstance(number, Number)]
     if len(constants) == len(numbers):
