@@ -110,6 +110,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
             ("float16", TensorProto.FLOAT16, TensorProto.FLOAT16, np.float16(1000.3)),
             ("float32", TensorProto.DOUBLE, FLOAT, np.float64(1 / 3 + 1e-12)))
     },
+    "a quotient of sizes that may be negative": (
+        [node("Shape", ["x"], ["s"]), node("Sub", ["s", "nine"], ["d"]), node("Div", ["d", "two"], ["output"])], X,
+        INT64, {"nine": np.int64(9), "two": np.int64(2)}, 20, ["n", "m"]),
     "a size minus a number under a root and as a divisor": (
         [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=FLOAT), node("Sub", ["f", "three"], ["z"]),
          node("Sqrt", ["z"], ["r"]), node("Div", ["r", "z"], ["q"]), node("Mul", ["x", "q"], ["output"])],

@@ -47,6 +47,7 @@ _ELEMENTWISE: dict[str, tuple[str, Callable[..., Any]]] = {
     "Floor": ("torch.sym_float(math.floor(a))", lambda a: float(math.floor(a))),
     "Ceil": ("torch.sym_float(math.ceil(a))", lambda a: float(math.ceil(a))),
     "FloorDiv": ("a // b", operator.floordiv), "TrueDiv": ("a / b", operator.truediv), "Int": ("torch.sym_int(a)", int),
+    "Truncated": ("torch.sym_int(a / b)", lambda a, b: int(a / b)),
     "Float": ("torch.sym_float(a)", float), "Bool": ("bool(a)", bool),
     "Where": ("b if a else c", lambda a, b, c: b if a else c),
 }  # fmt: skip
@@ -208,10 +209,8 @@ class FileNumbers:
             is_rounded = types == [ir.DataType.DOUBLE, ir.DataType.FLOAT]
             name = "Rounded" if is_rounded else "Identity" if kinds[0] == kinds[-1] else _CASTS[kinds[-1]]
         elif name == "Div":
-            whole = kinds[0] in "iu"
-            if whole and not all(_is_positive(number) for each in arrays for number in each.reshape(-1)):
-                return None
-            name = "FloorDiv" if whole else "TrueDiv"
+            is_floor = all(_is_positive(number) for each in arrays for number in each.reshape(-1))
+            name = "TrueDiv" if kinds[0] not in "iu" else "FloorDiv" if is_floor else "Truncated"
         elif name == "ReduceProd" and arrays[0].ndim == 1 and not node.attributes.get_int("noop_with_empty_axes", 0):
             total = reduce(partial(_computed, "Mul"), arrays[0].tolist(), 1)
             return np.array([total] if node.attributes.get_int("keepdims", 1) else total, dtype=object)

@@ -111,9 +111,8 @@ def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments])
         found: The arguments of other modules of the class, which are tried first; the module's are added.
     """
     kind, calls = getattr(nn, module.class_name, None), [group.call for group in module.running]
-    if not module.is_from_torch or module.children or not calls or not isinstance(kind, type):
-        return None
-    if any(len(layout.inputs[call]) != 1 or len(layout.outputs[call]) != 1 for call in calls):
+    takes_and_gives_one = all(len(layout.inputs[call]) == len(layout.outputs[call]) == 1 for call in calls)
+    if not (module.is_from_torch and takes_and_gives_one and calls and isinstance(kind, type)) or module.children:
         return None
     (integers, floats), state = _numbers(layout, module), _state(layout, module)
     defaults = [each.default for each in inspect.signature(kind).parameters.values() if type(each.default) is float]
