@@ -172,6 +172,8 @@ def unreadable(what: str) -> onnx.ModelProto:
             places = helper.make_tensor("places", TensorProto.INT64, [1], [0])
             sparse = helper.make_sparse_tensor(numbers, places, [4])
             graph.node.append(helper.make_node("Constant", [], ["rows"], sparse_value=sparse))
+        case "two values":
+            graph.node.append(helper.make_node("Constant", [], ["rows"], value_int=1, value_float=1.0))
         case "negative":
             graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[-300, -1], raw_data=b"1234" * 300)
         case "segment":
@@ -189,6 +191,7 @@ def unreadable(what: str) -> onnx.ModelProto:
         ("sparse", "the initializer 'rows' is sparse"),
         ("sparse inside", "the initializer 'rows' is sparse"),
         ("sparse constant", "the sparse_value of 'rows' is sparse"),
+        ("two values", "the Constant '' has 2 values, not one"),
         ("negative", "the tensor 'large' has a negative size"),
         ("segment", "the tensor 'large' is a segment"),
         ("size", "the tensor 'large' has 1,204 bytes for 300 elements"),

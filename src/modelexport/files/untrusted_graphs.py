@@ -18,11 +18,13 @@ from modelexport.files.protobuf_reading import (
     serialized_tensors,
     with_nested,
 )
+from modelexport.format.keys import HIERARCHY_TAGS_ATTRIBUTE, SOURCE_MODULE_ATTRIBUTE
 
 DEFAULT_DOMAIN = "ai.onnx"
 """The other name of the operator set whose name is empty."""
 _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
 _SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
+_TAGS = (SOURCE_MODULE_ATTRIBUTE, HIERARCHY_TAGS_ATTRIBUTE)
 _TYPES = {*onnx.TensorProto.DataType.values()} - {onnx.TensorProto.UNDEFINED}
 _NUMBERS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _MOST_IN_ONE = 4
@@ -53,6 +55,10 @@ def check_model(model: onnx.ModelProto) -> None:
     for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
+        if node.op_type == "Constant" and node.domain in ("", DEFAULT_DOMAIN):
+            values = [attribute.name for attribute in node.attribute if attribute.name not in _TAGS]
+            if len(values) != 1:
+                raise FileFormatError(f"the Constant {node.name!r} has {len(values)} values, not one")
         for attribute in node.attribute:
             field = _VALUES.get(attribute.type)
             if field is not None and not attribute.ref_attr_name and not attribute.HasField(field):
