@@ -76,6 +76,13 @@ def minilm() -> None:
     )
 
 
+def model_of_sequences() -> None:
+    """A factory whose model takes sequences: an axis ``batch`` and an axis ``length``."""
+    Path("nets.py").write_text(
+        "import torch\n\n\ndef make_model():\n    return torch.nn.Conv1d(3, 4, 3), torch.rand(2, 3, 16)\n"
+    )
+
+
 def command(*words: str) -> Callable[[], None]:
     def call() -> None:
         done = run(*words)
@@ -120,7 +127,7 @@ PAGES = [
     ),
     Page("compare", fails=["compare bert-tiny.onnx opset18.onnx --fail-on"]),
     Page("encodings"),
-    Page("export", names=bert_tiny),
+    Page("export", [model_of_sequences], bert_tiny),
     Page("retag"),
     Page("verify", [faulty], bert_tiny, fails=["verify faulty.onnx"], without=["report = "]),
     Page("adopt", [ordinary_export], bert_tiny),
@@ -173,7 +180,7 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
             for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
                 line, _, output = part.partition("\n")
                 yield line, output
-        elif block.startswith("modelexport "):
+        elif re.search(r"^modelexport ", block, re.M):
             lines = [line for line in block.splitlines() if line.startswith("modelexport ")]
             following = blocks[index + 1] if index + 1 < len(blocks) else ("python", "")
             output = following[1] if not following[0] and "modelexport" not in following[1] else ""
@@ -246,7 +253,8 @@ def test_what_a_page_shows_runs_and_prints_what_it_shows(page: Page) -> None:
         failed = bool(done.returncode)
         assert failed == called.startswith(tuple(page.fails) or ("-",)), f"{line}\n{done.stdout}{done.stderr}"
         if words[0] != "profile":  # whose rows are in the order of the times
-            outputs[shown] = outputs.get(shown, "") + done.stdout + done.stderr * failed
+            printed = done.stdout + done.stderr if failed else done.stderr + done.stdout  # notices come before a result
+            outputs[shown] = outputs.get(shown, "") + printed
     for shown, printed in outputs.items() if page.same else ():
         assert is_in(shown, printed), f"shown:\n{shown}\nprinted:\n{printed}"
 
