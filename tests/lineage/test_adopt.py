@@ -24,13 +24,11 @@ import modelexport
 import models
 from commands import run
 from exports import Exporter
-from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
-from modelexport.core.owners import Evidence
+from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
-from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.tagged.found_calls.torchscript_names import read_torchscript_names
 
 
@@ -173,11 +171,12 @@ def test_slices_of_lists_are_named_by_their_modules(tmp_path: Path, exported: Ex
     assert {name: found[name] for name in common} == {name: own[name] for name in common}
 
 
-def by_operation(tagged: modelexport.TaggedModel) -> dict[str, list[str | None]]:
-    """The owners of the values of each operation, in order: ``getitem_2`` is the one of ``getitem`` that is third."""
-    found: dict[str, list[str | None]] = {}
-    for name, owner in owners(tagged).items():
-        found.setdefault(re.sub(r"_\d+$", "", name), []).append(owner)
+def by_operation(tagged: modelexport.TaggedModel) -> dict[tuple[str, str], list[Owner]]:
+    """The owners of the values of each operation and shape, in order: ``getitem_2`` is the third of ``getitem``."""
+    found: dict[tuple[str, str], list[Owner]] = {}
+    for node in tagged.nodes:
+        value = node.outputs[0]
+        found.setdefault((re.sub(r"_\d+$", "", value.name or ""), str(value.shape)), []).append(required_owner(node))
     return found
 
 
@@ -197,15 +196,15 @@ def test_a_program_in_memory_has_the_owners_that_our_own_export_gives(name: str,
     common = [one for one in expected if len(expected[one]) == len(found.get(one, ()))]
     assert common
     aliased = tuple(f"{module.path}." for module in own.hierarchy.modules if module.aliases)
+    calls = modelexport.load(tmp_path / "own.onnx").calls
     for operation in common:
         for right, owner in zip(expected[operation], found[operation], strict=True):
-            if owner is not None and not f"{ModuleCall.parse(right or '').path}.".startswith(aliased):
-                assert owner == right, operation
+            if not f"{right.call.path}.".startswith(aliased):
+                # Nothing is recorded of nodes in branches and loops: their call is at least around the right one.
+                possible = calls.stack(right.call) if owner.evidence is Evidence.INFERRED else (right.call,)
+                assert owner.call in possible, operation
     assert adopted.repeated == []
-    if not any(
-        nested_graphs(node) for node in modelexport.load(tmp_path / "x.onnx").nodes
-    ):  # nothing is known of those
-        assert adopted.coverage.untagged == 0
+    assert adopted.coverage.untagged == 0
 
 
 # --- files of torch.onnx ---------------------------------------------------------------------------------------------

@@ -278,6 +278,8 @@ def test_a_submodule_becomes_one_exported_from_changed_code(tags_as: str, export
         expected = model(**file.case.inputs()).numpy()
     tagged = load(tmp_path / "out.onnx")
     assert tagged.encoding == tags_as
+    assert tagged.hierarchy is not None
+    assert [entry.name for entry in tagged.hierarchy.nodes] == [node.name for node in tagged.nodes]
     (got,) = outputs(tmp_path / "out.onnx", file).values()
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
     assert [call.call for call in result.calls] == ["down.1", "up.0"]

@@ -128,8 +128,9 @@ def save_edited(
     Raises:
         FileFormatError, OutputError: As :meth:`SharedFiles.save`.
     """
+    model = edited.encoded()  # functions give nodes other names, which the documents have
     beside = documents_after(edited.path, facts, edited.model, edited.call_tags)
-    return SharedFiles(output, staging, sharing).save(edited.encoded(), output.name, beside)
+    return SharedFiles(output, staging, sharing).save(model, output.name, beside)
 
 
 def size_of_weights(model: ir.Model, source: Path) -> int:
