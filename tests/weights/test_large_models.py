@@ -34,6 +34,7 @@ from modelexport.format import documents, keys
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import record_plan
+from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
@@ -186,6 +187,9 @@ def test_elsewhere_the_files_get_a_second_name_beside_the_model(llama: Path, tmp
     modelexport.load(folder / "model.onnx").extract("model.layers.1", folder / "layer.onnx")
     onnx.checker.check_model(folder / "layer.onnx", full_check=True)
     assert verify(loaded.model, INPUTS, folder / "model.onnx", weights=loaded.weights).agrees
+    # Tools of others refuse them, and get a copy.
+    optimize_file(folder / "model.onnx", "float16", tmp_path / "half.onnx")
+    onnx.checker.check_model(tmp_path / "half.onnx", full_check=True)
     # And once more over the existing files.
     saved(llama, folder / "model.onnx")
     assert not list(folder.glob(".modelexport-*"))

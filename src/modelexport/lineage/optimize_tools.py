@@ -75,7 +75,7 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
     with scratch(output.parent) as folder:
         # onnx and tools refuse, or delete, a data file of the new name in the current folder, wherever they write to.
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
-        source, target = flat_file(tagged, folder), folder / f"{folder.parent.name}.onnx"
+        source, target = flat_file(tagged, folder, links=False), folder / f"{folder.parent.name}.onnx"
         try:
             with collected():
                 chosen.run(source, target, lambda: _inputs(tagged, source))

@@ -131,7 +131,7 @@ def profile(
     tagged = read_one(file)
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
         folder = Path(temporary)
-        path = flat_file(tagged, folder)  # ONNX Runtime renames the nodes of functions
+        path = flat_file(tagged, folder, links=True)  # ONNX Runtime renames the nodes of functions
         feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
         how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
         how["rounds"] = with_progress(range(2 * (warmup + runs) + 1))
