@@ -21,6 +21,7 @@ from modelexport.errors import UsageError
 from modelexport.format.keys import STATE_DICT
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.runtime.half_precision import in_half_precision
+from modelexport.runtime.products_for_quantizers import transpose_weights
 
 RANDOM = np.random.default_rng(0)
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 4, 32)
@@ -305,6 +306,17 @@ def test_weights_of_several_nodes_are_quantized_as_each_of_them_uses_them(tmp_pa
     optimize_file(tmp_path / "m.onnx", "quantize-dynamic", tmp_path / "o.onnx")
     for changed in ("q.onnx", "o.onnx"):
         assert distance(outputs(tmp_path / changed, feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.03
+
+
+def test_transposed_weights_of_one_name_in_two_branches_stay_apart(tmp_path: Path) -> None:
+    branch = "{name} () => (float[2,2] r) <float[2,2] w = {{{values}}}> {{ t = Transpose(w) r = MatMul(x, t) }}"
+    one, two = (branch.format(name=name, values=values) for name, values in (("a", "1, 2, 3, 4"), ("b", "5, 6, 7, 8")))
+    text = f"g (float[2,2] x, bool c) => (float[2,2] y) {{ y = If(c) <then_branch = {one}, else_branch = {two}> }}"
+    file = written(tmp_path / "file.onnx", text, 17)
+    onnx.save(transpose_weights(onnx.load(file)), tmp_path / "changed.onnx")
+    for chosen in (True, False):
+        feeds = {"x": np.eye(2, dtype=np.float32), "c": np.array(chosen)}
+        np.testing.assert_array_equal(outputs(tmp_path / "changed.onnx", feeds), outputs(file, feeds))
 
 
 def test_scales_of_channels_are_refused_where_no_operator_takes_them(tmp_path: Path) -> None:
