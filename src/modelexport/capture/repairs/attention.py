@@ -84,13 +84,14 @@ def _with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **
 
     There the translations compute the average of the values, or NaN. Where a mask has the smallest finite number for
     each key, PyTorch computes the average, too. Layers with one mask share the condition. It is a sum: ONNX Runtime's
-    symbolic inference of shapes, which its fusions ask, does not know ``ReduceMax`` with axes as an input.
+    symbolic inference of shapes, which its fusions ask, does not know ``ReduceMax`` with axes as an input. The result
+    of ``where`` has the strides of the attention; behind ``masked_fill``, which is contiguous, reshapes stay nodes.
     """
     keys = mask if mask.dtype == torch.bool else mask > float("-inf")
     is_empty = keys.to(query.dtype).sum(-1, keepdim=True) < 1
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-    return ATTENTION(query, key, value, mask, *args, **kwargs).masked_fill(is_empty, 0)
+    return torch.where(is_empty, 0, ATTENTION(query, key, value, mask, *args, **kwargs))
 
 
 def translated_attention(opset: int | None) -> dict[Any, Any]:
