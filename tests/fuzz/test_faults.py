@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import errno
 import os
 import resource
@@ -170,9 +171,15 @@ def check_package(folder: Path, before: Files, after: Files, now: Files) -> None
 
 
 def in_child(work: Callable[[], int]) -> int:
-    """Run in a separate process that may be killed; returns its status from ``os.waitpid``."""
+    """Run in a separate process that may be killed; returns its status from ``os.waitpid``.
+
+    A session of ONNX Runtime waits for its threads when it is deleted, which a forked process does not have: sessions
+    that nobody holds are deleted before, and all others are not looked at there.
+    """
+    gc.collect()
     child = os.fork()
     if child == 0:
+        gc.freeze()
         try:
             os._exit(work())
         finally:
