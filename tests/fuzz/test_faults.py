@@ -463,7 +463,8 @@ def at_a_random_moment(writer: str, seed: int, place: Path, after: Files, second
         now = files(place)
         assert (now == before) == (err.splitlines()[-1] == LINE) or before == after
     assert run(*WRITERS[writer]).status == 0
-    assert not staging(place)
+    # An empty one may be of a run that was killed before it could lock it: it is removed when it is older.
+    assert not [folder for folder in staging(place) if any(folder.iterdir())]
     assert files(place) == after
 
 
