@@ -91,7 +91,8 @@ def _with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **
     is_empty = keys.to(query.dtype).sum(-1, keepdim=True) < 1
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-    return torch.where(is_empty, 0, ATTENTION(query, key, value, mask, *args, **kwargs))
+    zero = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(is_empty, zero, ATTENTION(query, key, value, mask, *args, **kwargs))
 
 
 def translated_attention(opset: int | None) -> dict[Any, Any]:
