@@ -55,7 +55,7 @@ class GraphMaker:
         kind = self.draw(st.sampled_from(["Add", "Add", "Split", "Constant", *(["If"] if depth < 2 else [])]))
         several = st.lists(self.calls, min_size=1, max_size=3, unique=True)
         inputs = self.draw(st.lists(st.sampled_from([*values, None]), max_size=3)) if kind != "Constant" else []
-        attributes: list[ir.Attr] = []
+        attributes = [ir.AttrInt64("value_int", 1)] if kind == "Constant" else []
         if kind == "If":
             for branch in ("then_branch", "else_branch"):
                 inner = self.nodes(self.draw(st.integers(1, 3)), values, depth + 1)
