@@ -108,8 +108,8 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
     # Of the sizes, which are those of the run; a trace has tensors in their place.
     graph._forward_pre_hooks.clear()
     # It is in evaluation mode as the module was, and refuses to be asked.
-    graph.train = lambda mode=True: graph  # type: ignore[method-assign]  # on purpose
-    graph.eval = lambda: graph  # type: ignore[method-assign]  # on purpose
+    graph.train = lambda mode=True: graph  # type: ignore[method-assign]  # its mode is fixed
+    graph.eval = lambda: graph  # type: ignore[method-assign]  # its mode is fixed
     return graph
 
 
