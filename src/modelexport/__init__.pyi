@@ -15,10 +15,6 @@ from modelexport.packages.measured_parts import profile_parts as profile_parts
 from modelexport.packages.package_export import PackageResult as PackageResult
 from modelexport.packages.package_export import export_package as export_package
 from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
-from modelexport.packages.verify_by_generation import GenerationReport as GenerationReport
-from modelexport.packages.verify_by_generation import verify_generation as verify_generation
-from modelexport.packages.verify_by_pipeline import PipelineReport as PipelineReport
-from modelexport.packages.verify_by_pipeline import verify_pipeline as verify_pipeline
 from modelexport.packages.verify_file_or_package import verify as verify
 from modelexport.precision.quantize import quantize as quantize
 from modelexport.precision.sensitivity import sensitivity as sensitivity
@@ -46,6 +42,10 @@ from modelexport.tagged.strip_and_inline import strip as strip
 from modelexport.tagged_model import TaggedModel as TaggedModel
 from modelexport.tagged_model import load as load
 from modelexport.tagged_model import split as split
+from modelexport.tools.generate.verify_by_generation import GenerationReport as GenerationReport
+from modelexport.tools.generate.verify_by_generation import verify_generation as verify_generation
+from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport as PipelineReport
+from modelexport.tools.pipelines.verify_by_pipeline import verify_pipeline as verify_pipeline
 from modelexport.torch_source.to_torch import to_torch as to_torch
 from modelexport.verify.against_file import verify_against as verify_against
 from modelexport.verify.against_reference import verify_reference as verify_reference

@@ -17,7 +17,8 @@
 The numbers are exit statuses of the command line: the attribute ``exit_status`` of each class.
 
 Warnings, of the class ``ModelExportWarning``: ``LeftoverWarning``, a folder of temporary files could not be removed;
-``VersionWarning``, an installed package is not one that modelexport is tested with.
+``VersionWarning``, an installed package is not one that modelexport is tested with; ``ToolWarning``, a tool of another
+package cannot be used.
 
 A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
 """
@@ -65,6 +66,10 @@ class LeftoverWarning(ModelExportWarning):
 
 class VersionWarning(ModelExportWarning):
     """An installed package is outside the tested range, or lacks something that an export uses."""
+
+
+class ToolWarning(ModelExportWarning):
+    """A tool of another package cannot be used. Everything else works."""
 
 
 class UsageError(ModelExportError):

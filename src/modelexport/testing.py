@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.cli.show_comparison import format_comparison
-from modelexport.cli.show_verification import format_verify
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.exporting.options import Keywords
 from modelexport.exporting.pipeline import export
 from modelexport.files.path_or_model import Source
 from modelexport.tagged.comparison import compare
+from modelexport.terminal.show_verification import format_verify
 
 if TYPE_CHECKING:
     from torch import nn

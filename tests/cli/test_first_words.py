@@ -189,7 +189,7 @@ def test_verify_says_where_a_model_is_given() -> None:
 
 
 def test_a_wrong_weight_is_counted_among_all_parameters(exported: Exporter, tmp_path: Path) -> None:
-    from modelexport.cli.show_verification import format_verify
+    from modelexport.terminal.show_verification import format_verify
     from modelexport.verify.verify_report import ParameterReport
 
     found = exported("blocks").verified

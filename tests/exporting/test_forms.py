@@ -15,8 +15,8 @@ from test_packages import CACHE, ENCODER_DECODERS, decoder, static  # noqa: F401
 import modelexport
 from modelexport.errors import InputsError, UsageError
 from modelexport.packages.generation_loop import Generator
-from modelexport.packages.prompts import example_prompts
 from modelexport.tagged.package import read_package
+from modelexport.tools.generate.prompts import example_prompts
 from test_cli import run
 
 

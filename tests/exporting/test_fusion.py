@@ -20,8 +20,8 @@ from commands import run
 from exports import Shared
 from modelexport.errors import UsageError
 from modelexport.exporting import runtime_fusion
-from modelexport.packages.prompts import example_prompts
 from modelexport.pytorch.loading import load_model
+from modelexport.tools.generate.prompts import example_prompts
 
 SMALL = {**decoders.SMALL, "hidden_size": 64}
 

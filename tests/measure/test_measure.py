@@ -23,8 +23,6 @@ import models
 from commands import run
 from exports import Exporter
 from graph_texts import written
-from modelexport.cli.printing import rendered
-from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import printable
@@ -39,6 +37,8 @@ from modelexport.measure.table import NodeFigures, Table, share_out
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.tagged.file import read_tagged
+from modelexport.terminal.printing import rendered
+from modelexport.terminal.show_table import Screen, format_csv, format_table
 
 COUNTED = (
     "blocks", "bert", "albert", "gpt2-cache", "llama", "t5", "whisper", "vit", "resnet", "unet", "residual-network",

@@ -16,10 +16,10 @@ from torch import nn
 from exports import Shared
 from graph_texts import with_formula, written
 from modelexport import export, extract, verify_against
-from modelexport.cli.show_verification import format_losses
 from modelexport.errors import UsageError
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.packages.report_page import write_report_page
+from modelexport.terminal.show_verification import format_losses
 from modelexport.verify.verify_report import VerifyReport
 
 SCALED = """g (float[2,2] x) => (float[2,2] y) <float[2] w = {1, 1}, float[2] s = {1, %s}>

@@ -22,9 +22,9 @@ from torch import nn
 import models
 from exports import Exporter
 from modelexport import export, verify
-from modelexport.cli.show_verification import format_verify
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
+from modelexport.terminal.show_verification import format_verify
 
 Plant = Callable[[ir.Node], object]
 

@@ -22,12 +22,12 @@ from commands import run
 from decoders import SMALL
 from modelexport import export
 from modelexport.capture.quantized_form import QuantizedAs
-from modelexport.cli.show_verification import format_verify
 from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
 from modelexport.pytorch.loading import load_model
+from modelexport.terminal.show_verification import format_verify
 from modelexport.verify.verify import verify
 from modelexport.weights.weight_updates import update_weights
 from packing import Plain, Tabled, Written

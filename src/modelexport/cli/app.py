@@ -16,11 +16,11 @@ from modelexport import errors
 from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.crash_line import watch_for_crash
 from modelexport.cli.imports_when_used import import_when_used
-from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, suggest
 from modelexport.core.version import __version__
+from modelexport.terminal.progress import LINE
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
 """The variable that the scripts of Typer set when a shell asks what a word could be completed to."""

@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from modelexport.core.version import __version__
+from modelexport.tools import Command, commands_of_tools
 
 
-class Listed(NamedTuple):
-    """A command, before its code is imported."""
-
-    group: str
-    function: str
-    """``file:function``, of ``cli/commands``."""
-    help: str
-    runs_model: bool = False
-    """Whether it may run a model."""
+def _core(name: str, group: str, help_line: str, *, runs_model: bool = False) -> Command:
+    """A command of the core: a function in a file, both with its name."""
+    file = name.replace("-", "_")
+    return Command(group, f"modelexport.cli.commands.{file}:{file}", help_line, runs_model)
 
 
-COMMANDS = {
-    "export": Listed("export", "export:export", "export a model to a file, or to a folder of parts", True),
-    "hierarchy": Listed("export", "hierarchy:hierarchy", "show a model's module tree without exporting it", True),
-    "inputs": Listed("export", "inputs:inputs", "show or save the example inputs of a model", True),
-    "internals": Listed("export", "internals:internals", "show what PyTorch's exporters record about modules", True),
-    "example": Listed("look", "example:example", "write a small file to try commands with"),
-    "documents": Listed("look", "documents:documents", "write the tables that --no-documents omitted"),
-    "tree": Listed("look", "tree:tree", "show the modules in a file"),
-    "select": Listed("look", "select:select", "list nodes of modules in the form that another tool takes"),
-    "nodes": Listed("look", "nodes:nodes", "list the nodes of modules"),
-    "cost": Listed("look", "cost:cost", "show parameters, operations and memory of each module"),
-    "profile": Listed("look", "profile:profile", "run a file, and show the time of each module", True),
-    "sensitivity": Listed("look", "sensitivity:sensitivity", "show how much quantizing each module changes the output"),
-    "report": Listed("look", "report:report", "write tree, cost and verification to an HTML page"),
-    "verify": Listed("check", "verify:verify", "compare a file with PyTorch, module by module", True),
-    "devices": Listed("check", "devices:devices", "show the devices of this machine"),
-    "compare": Listed("check", "compare:compare", "show how two files differ, module by module"),
-    "extract": Listed("change", "extract:extract", "write modules as separate models"),
-    "replace": Listed("change", "replace:replace", "replace modules by a model, an operator or nothing"),
-    "rename": Listed("change", "rename:rename", "name nodes after their modules"),
-    "update-weights": Listed(
-        "change", "update_weights:update_weights", "replace the weights of a file, or add LoRA adapters"
-    ),
-    "quantize": Listed("change", "quantize:quantize", "quantize modules, and keep others bit for bit"),
-    "optimize": Listed("change", "optimize:optimize", "run another package's optimizer, and restore the tags"),
-    "retag": Listed("change", "retag:retag", "restore the tags of a file that a tool changed"),
-    "adopt": Listed("change", "adopt:adopt", "tag a file that another exporter wrote"),
-    "strip": Listed("change", "strip:strip", "convert tags as attributes to metadata"),
-    "inline": Listed("change", "inline:inline", "convert a file of functions to a flat one"),
-    "to-torch": Listed("change", "to_torch:to_torch", "write a file as a module of PyTorch, with its weights"),
-    "split": Listed("package", "split:split", "cut a file into stages that run in sequence"),
-    "kit": Listed("package", "kit:kit", "write a folder that runs modules on another machine"),
-    "place": Listed("package", "place:place", "assign modules to devices"),
+_OF_THE_CORE = {
+    "export": _core("export", "export", "export a model to a file, or to a folder of parts", runs_model=True),
+    "hierarchy": _core("hierarchy", "export", "show a model's module tree without exporting it", runs_model=True),
+    "inputs": _core("inputs", "export", "show or save the example inputs of a model", runs_model=True),
+    "internals": _core("internals", "export", "show what PyTorch's exporters record about modules", runs_model=True),
+    "example": _core("example", "look", "write a small file to try commands with"),
+    "documents": _core("documents", "look", "write the tables that --no-documents omitted"),
+    "tree": _core("tree", "look", "show the modules in a file"),
+    "select": _core("select", "look", "list nodes of modules in the form that another tool takes"),
+    "nodes": _core("nodes", "look", "list the nodes of modules"),
+    "cost": _core("cost", "look", "show parameters, operations and memory of each module"),
+    "profile": _core("profile", "look", "run a file, and show the time of each module", runs_model=True),
+    "sensitivity": _core("sensitivity", "look", "show how much quantizing each module changes the output"),
+    "report": _core("report", "look", "write tree, cost and verification to an HTML page"),
+    "verify": _core("verify", "check", "compare a file with PyTorch, module by module", runs_model=True),
+    "devices": _core("devices", "check", "show the devices of this machine"),
+    "compare": _core("compare", "check", "show how two files differ, module by module"),
+    "extract": _core("extract", "change", "write modules as separate models"),
+    "replace": _core("replace", "change", "replace modules by a model, an operator or nothing"),
+    "rename": _core("rename", "change", "name nodes after their modules"),
+    "update-weights": _core("update-weights", "change", "replace the weights of a file, or add LoRA adapters"),
+    "quantize": _core("quantize", "change", "quantize modules, and keep others bit for bit"),
+    "optimize": _core("optimize", "change", "run another package's optimizer, and restore the tags"),
+    "retag": _core("retag", "change", "restore the tags of a file that a tool changed"),
+    "adopt": _core("adopt", "change", "tag a file that another exporter wrote"),
+    "strip": _core("strip", "change", "convert tags as attributes to metadata"),
+    "inline": _core("inline", "change", "convert a file of functions to a flat one"),
+    "to-torch": _core("to-torch", "change", "write a file as a module of PyTorch, with its weights"),
+    "split": _core("split", "package", "cut a file into stages that run in sequence"),
+    "kit": _core("kit", "package", "write a folder that runs modules on another machine"),
+    "place": _core("place", "package", "assign modules to devices"),
 }
-"""The commands by name, in the order in which ``--help`` lists them."""
+COMMANDS = {**_OF_THE_CORE, **{name: one for name, one in commands_of_tools().items() if name not in _OF_THE_CORE}}
+"""The commands of the core and of all installed tools by name, in the order in which ``--help`` lists them."""
 _GROUPS = {
     "export": "Export",
     "look": "Look into a file",

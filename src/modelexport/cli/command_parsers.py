@@ -20,7 +20,6 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from modelexport.cli import commands
 from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.overwrite_guard import FOLLOW, MARKS, Read, Written, guarded
 from modelexport.core.declared_options import Declared, declared, heading
@@ -120,9 +119,8 @@ def _value_of_option(name: str, default: Any, values: Mapping[str, Any]) -> Any:
 
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command, as the command line calls it."""
-    file, _, function = COMMANDS[name].function.partition(":")
-    module = importlib.import_module(f"{commands.__name__}.{file}")
-    command: Callable[..., None] = with_declared_options(getattr(module, function))
+    module, _, function = COMMANDS[name].function.partition(":")
+    command: Callable[..., None] = with_declared_options(getattr(importlib.import_module(module), function))
     return command
 
 

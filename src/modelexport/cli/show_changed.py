@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.cli.printing import command_line
 from modelexport.core.text import align, bytes_text, first_few, plural, rest_of, shortened
 from modelexport.tagged.tree_display import format_coverage, format_tree
+from modelexport.terminal.printing import command_line
 
 if TYPE_CHECKING:
     from modelexport.lineage.adoption import Adopted

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from modelexport.cli.printing import Style, styled
 from modelexport.core.result_display import error_text
 from modelexport.core.text import align, first_few, indent, plural, shortened
+from modelexport.terminal.printing import Style, styled
 
 if TYPE_CHECKING:
     from modelexport.devices.device_report import DeviceReport, Fix, PieceReport

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.cli.printing import command_line, styled
-from modelexport.cli.show_verification import format_verification
 from modelexport.core.text import first_few, plural
 from modelexport.graph.size_conditions import conditions_in_words, stated_with_line
 from modelexport.tagged.tree_display import format_coverage
+from modelexport.terminal.printing import command_line, styled
+from modelexport.terminal.show_verification import format_verification
 
 if TYPE_CHECKING:
     from modelexport.exporting.export_result import ExportResult

@@ -1,19 +1,17 @@
-"""Packages as text: what was written, and whether it generates what the model does. ``format_*`` returns it."""
+"""Packages as text: what was written. ``format_*`` returns it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.cli.printing import command_line
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
-from modelexport.cli.show_verification import format_parameters, format_verification
-from modelexport.core.text import align, bytes_text, plural
+from modelexport.core.text import align, bytes_text
+from modelexport.terminal.printing import command_line
+from modelexport.terminal.show_verification import format_verification
 
 if TYPE_CHECKING:
     from modelexport.packages.package_export import PackageResult
-    from modelexport.packages.verify_by_generation import GenerationReport, GenerationRun
-    from modelexport.packages.verify_by_pipeline import PipelineReport
 
 
 def format_package(result: PackageResult, model: str, page: Path | None = None) -> str:
@@ -55,51 +53,6 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
     return "\n".join(
         [align(rows), *interfaces, weights, *fused, *verifications, *result.notes, took, f"next: {'; '.join(steps)}"]
     )
-
-
-def format_generation(report: GenerationReport) -> str:
-    """A line for each run, with its first difference if there is one, and a summary line."""
-    rows: list[tuple[object, ...]] = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
-    for run in report.runs:
-        tokens = "equal" if run.first_wrong_token is None else "differ"
-        difference = "" if run.agrees else _first_wrong_steps(run)
-        rows.append((run.name, ",".join(map(str, run.prompts)), run.steps, tokens, f"{run.largest:.1e}", difference))
-    equal = sum(run.agrees for run in report.runs)
-    summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
-    return "\n".join([align(rows, right={4}), "; ".join([summary, *format_parameters(report.parameters)])])
-
-
-def _first_wrong_steps(run: GenerationRun) -> str:
-    steps = [
-        f"{what} from step {step}"
-        for what, step in (("logits", run.first_wrong_logits), ("tokens", run.first_wrong_token))
-        if step is not None
-    ]
-    where = f", first in {run.module}" if run.module is not None else ""
-    return f"{' and '.join(steps)} of {run.part}{where} ({run.reason})"
-
-
-def format_pipeline(report: PipelineReport) -> str:
-    """A line for each call of a part, one for each result, and a summary line."""
-    rows: list[tuple[object, ...]] = [("PART", "CALL", "STATUS", "BY ITSELF", "END TO END", "")]
-    for call in report.calls:
-        through = "" if call.end_to_end is None else f"{call.end_to_end:.1e}"
-        difference = f"{f'first in {call.module}: ' if call.module else ''}{call.reason}"
-        rows.append((call.part, call.index, call.status, f"{call.relative:.1e}", through, difference))
-    rows += [
-        (output.name, "", output.status, "", f"{output.relative or 0.0:.1e}", output.reason)
-        for output in report.results
-    ]
-    equal = sum(call.status == "agree" for call in report.calls)
-    summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
-    facts = [summary, *format_parameters(report.parameters)]
-    if report.in_pytorch:
-        facts.append(f"{', '.join(report.in_pytorch)} ran in PyTorch")
-    legend = (
-        "BY ITSELF: error of one call on PyTorch's inputs, as a share of what it returns; END TO END: with the errors "
-        "of all calls before it"
-    )
-    return "\n".join([align(rows, right={1, 3, 4}), legend, "; ".join(facts)])
 
 
 def package_document(result: PackageResult) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from modelexport.cli.printing import rendered
-from modelexport.cli.progress import LINE
 from modelexport.core.collected_messages import READING
 from modelexport.core.text import printable
+from modelexport.terminal.printing import rendered
+from modelexport.terminal.progress import LINE
 
 
 class Interrupted(BaseException):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FuseFor = Literal["ort-cpu", "ort-cuda"]
 """The runtime that nodes are fused for."""
-PartsMode = Literal["auto", "whole", "generate", "pipeline"]
 """One graph, the parts that ``generate`` runs, the parts of a pipeline, or the one of these that fits the model."""
 NodeNames = Literal["exporter", "path"]
 
@@ -197,8 +196,10 @@ class CheckOptions:
 class PackageOptions:
     """The parts of a FOLDER/."""
 
-    parts: PartsMode | None = option(
-        None, "Export one graph, the graphs of generation, or those of a pipeline; auto (default): by MODEL."
+    parts: str | None = option(
+        None,
+        "One graph (whole), those that generate runs, or those of a pipeline; auto (default): by MODEL.",
+        metavar="auto|whole|generate|pipeline",
     )
     static_cache: int | None = option(
         None,
@@ -240,7 +241,7 @@ class Keywords(TypedDict, total=False):
     reference: bool | Sequence[str]
     sizes: bool
     checked: Mapping[str, Any] | Sequence[Any] | None
-    parts: PartsMode | None
+    parts: str | None
     static_cache: int | None
     separate_prefill: bool
 

@@ -11,7 +11,6 @@ MANIFEST = "modelexport.json"
 PACKAGE_VERSION = "2026-11-23"
 """2026-11-23: first version."""
 
-Kind = Literal["generate", "pipeline", "stages", "whole"]
 UNFINISHED: Final = "unfinished"
 """The kind of the manifest that is there while the files of a package are moved; readers refuse it."""
 
@@ -79,7 +78,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parts of a package, in the order in which they run, and the files that hold their weights."""
 
     format_version: str
-    kind: Kind | Literal["unfinished"]
+    kind: str
+    """``generate``, ``pipeline``, ``stages``, ``whole``, one that another package adds, or ``unfinished``."""
     parts: list[PartEntry]
     weights: list[str]
     """Relative to the folder."""

@@ -1,4 +1,4 @@
-"""The files of a package for other loaders: configurations, tokenizers, transformers, diffusers."""
+"""The files of a package for other loaders: the model's configuration and tokenizer, and transformers' manifest."""
 
 from __future__ import annotations
 
@@ -11,77 +11,31 @@ from typing import Any
 
 from modelexport.core.collected_messages import collected
 from modelexport.format.package_manifest import Manifest
-from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
-from modelexport.packages.genai_config import GENAI_CONFIG, GenaiError, make_genai_config, settings_of_generate
-from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.multimodal import POSITIONS
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES
 from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 
 
-def write_layouts(
-    model: PretrainedModel, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
-) -> list[str]:
-    """Write the files that other loaders need beside the graphs.
-
-    Returns:
-        The files that could not be written and why, one line each.
-    """
-    if isinstance(model, PipelineModules):
-        _write_pipeline(model.pipeline, folder, parts)
-        return []
+def write_configs_and_tokenizers(
+    model: PretrainedModel, directory: Path | None, folder: Path, manifest: Manifest
+) -> None:
+    """Copy the tokenizer of a model's folder, and write what ``transformers`` needs to load the package."""
     for file in [file for pattern in TOKENIZER_FILES for file in (directory.glob(pattern) if directory else ())]:
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
-    notes: list[str] = []
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         with collected():
             config.save_pretrained(folder)
-            if getattr(model, "generation_config", None) is not None and manifest.kind == "generate":
-                model.generation_config.save_pretrained(folder)
         name, content = exported_model_manifest(model, manifest)
-        _write(folder / name, content)
+        write_json(folder / name, content)
         for part in manifest.parts:
             # transformers' loader requires this file but does not use its content.
             (folder / f"{part.file}.data").touch()
-    if manifest.kind == "generate":
-        try:
-            positions: Any = next((part.model.forward for part in parts if part.name == POSITIONS), None)
-            content, notes = make_genai_config(model, folder, manifest, getattr(positions, "func", None))
-            _write(folder / GENAI_CONFIG, content)
-        except GenaiError as reason:
-            notes.append(f"{GENAI_CONFIG} was not written: {reason}")
-            settings = settings_of_generate(model.generation_config.to_dict())
-            if others := [f"{name} = {value}" for name, value in settings.items() if not name.startswith("max_")]:
-                notes.append(
-                    f"generate also applies {', '.join(others)}: a loop over the graphs has to apply it itself"
-                )
-    return notes
 
 
-def _write_pipeline(pipeline: Any, folder: Path, parts: Sequence[ModelPart]) -> None:
-    """The layout of diffusers: its index, the configuration of each part's model, tokenizers, schedulers, ..."""
-    with collected():
-        pipeline.save_config(folder)
-        for part in parts:
-            component = pipeline.components[part.module]
-            config = component if hasattr(component, "save_config") else component.config
-            save = getattr(config, "save_config", None) or config.save_pretrained
-            save((folder / part.path).parent)
-        modules = {part.module for part in parts}
-        missing: list[str] = []
-        for name, component in pipeline.components.items():
-            if hasattr(component, "state_dict") and hasattr(component, "forward"):
-                missing += [name] if name not in modules else []
-            elif hasattr(component, "save_pretrained"):
-                component.save_pretrained(folder / name)
-    index = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8"))
-    _write(folder / MODEL_INDEX, index | {name: [None, None] for name in missing})
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON document as people read it."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

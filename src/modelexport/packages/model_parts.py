@@ -15,6 +15,14 @@ from modelexport.format.package_manifest import Rows
 from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.weights.bytes_of_entries import Weights
 
+TEXTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "A list of three fruits:",
+    "Water boils at one hundred degrees, because the pressure of the air is",
+)
+"""Texts of different lengths, to run a package with."""
+
 
 @dataclass(frozen=True)
 class ModelPart:

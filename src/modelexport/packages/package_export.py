@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture.exported_graph import Exported
 from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.result_display import Rows as TableRows
 from modelexport.core.result_display import Written
@@ -23,25 +21,17 @@ from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
-from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry, Rows
-from modelexport.packages.configs_and_tokenizers import write_layouts
-from modelexport.packages.diffusion.components_module import PipelineModules, as_module, is_diffusion_pipeline
-from modelexport.packages.generation_loop import BATCH, STEPWISE, generation_of
+from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.packages.generation_loop import BATCH
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.observed_state import restart_length
-from modelexport.packages.package_kinds import kind_and_forms
-from modelexport.packages.part_names import name_axes_of_part, name_generation, name_pipeline
-from modelexport.packages.shared_weights import share_components, share_weights
+from modelexport.packages.package_kinds import AUTO, PackageKind, as_module, kind_of
+from modelexport.packages.part_names import name_axes_of_part
 from modelexport.packages.verify_before_writing import check_package
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-_INTERFACES: Mapping[Kind, Callable[[Exported], Exported]] = {"generate": name_generation, "pipeline": name_pipeline}
-"""The kinds of packages whose parts get the names that runtimes expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,35 +111,31 @@ def export_package(
     model_folder = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
     options.check_together(package=True)
-    if is_diffusion_pipeline(model):
-        model = as_module(model)
+    model = as_module(model)
     check_package_folder(folder, [] if model_folder is None else [model_folder])
     with stages("parts"):
         user_inputs = inputs if isinstance(inputs, Mapping) else None
-        kind, all_forms = kind_and_forms(model, options.package, inputs, options.weights.to_check, model_folder)
-        forms = iter(all_forms)
+        kind = kind_of(model, options.package.parts or AUTO)
+        kind.check_options(options.package)
+        forms = iter(kind.forms(model, options.package, inputs, options.weights.to_check, model_folder))
         best = next(forms)
     with checked_and_written(
         folder, [] if model_folder is None else [model_folder], make=True, package=True, check=False
     ) as staging:
         with stages("weights"):
-            shared: Mapping[str, Weights]
-            if isinstance(model, PipelineModules):
-                shared = share_components(best, model_folder, staging, options.weights.weights)
-            else:
-                weights = share_weights(model, options.weights.source, staging, options.weights.weights)
-                shared = defaultdict(lambda: weights)
+            shared = kind.share_weights(
+                model, best, options.weights.source, model_folder, staging, options.weights.weights
+            )
 
         def exported(form: Sequence[ModelPart]) -> PackageResult:
             results, seconds, notes = _export_each(kind, form, name, shared, options, staging, stages)
             form = [part for part in form if part.name in results]
             places = {file.path.relative_to(staging).as_posix() for part in form for file in shared[part.name].files}
-            restart_after = restart_length(model) if kind == "generate" else 0
-            manifest = _manifest(kind, form, results, sorted(places), restart_after)
-            with stages("generate" if kind == "generate" else "comparison"):
-                notes += check_package(model, manifest, staging, model_folder, results, user_inputs, options)
+            manifest = kind.completed(_manifest(kind, form, results, sorted(places)), model, form, results)
+            with stages(kind.does or "comparison"):
+                notes += check_package(kind, model, manifest, staging, model_folder, results, user_inputs, options)
             notes += [f"{part.name}: {note}" for part in form for note in part.notes]
-            notes += write_layouts(model, model_folder, staging, manifest, form)
+            notes += kind.write_layouts(model, model_folder, staging, manifest, form)
             write_manifest(manifest, staging)
             written = {file.relative_to(staging): file.stat() for file in staging.rglob("*") if file.is_file()}
             heavy = {written[Path(file)].st_ino: written[Path(file)].st_size for file in manifest.weights}
@@ -195,7 +181,7 @@ def _first_that_passes(
 
 
 def _export_each(
-    kind: Kind,
+    kind: PackageKind,
     parts: Sequence[ModelPart],
     name: str | None,
     shared: Mapping[str, Weights],
@@ -206,8 +192,8 @@ def _export_each(
     """Name of a part to its export; stage to wall time, of all parts together and of what came before them; notes on
     optional parts that cannot be captured.
     """
-    stepwise = STEPWISE.intersection(options.capture.constants) if kind == "generate" else frozenset[str]()
-    reason = "is an input all the same: generation gives it other values in each step"
+    stepwise = set(kind.keeps_as_inputs).intersection(options.capture.constants)
+    reason = "is an input all the same: the loop gives it other values in each step"
     notes = [f"{input_name} {reason}" for input_name in sorted(stepwise)]
     constants = [input_name for input_name in options.capture.constants if input_name not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
@@ -215,7 +201,7 @@ def _export_each(
     for part in with_progress(parts):
         own_stages = stages.within(part.name)
         keywords: Keywords = {
-            "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else _INTERFACES.get(kind),
+            "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else kind.name_values,
             "constants": [*constants, *part.constants],
             "dynamic": not part.constants,  # what depends on the values of constants has their sizes
             "weights": "link",
@@ -240,7 +226,7 @@ def _export_each(
 
 
 def _manifest(
-    kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult], weights: list[str], restart_after: int
+    kind: PackageKind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult], weights: list[str]
 ) -> Manifest:
     entries = [
         PartEntry(
@@ -252,8 +238,4 @@ def _manifest(
         )
         for part in parts
     ]
-    how = None
-    if kind == "generate":
-        rows: Rows = next((part.rows for part in parts if part.rows != "padded"), "padded")
-        how = generation_of({part.name: results[part.name].hierarchy for part in parts}, rows, restart_after)
-    return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights, generation=how)
+    return Manifest(format_version=PACKAGE_VERSION, kind=kind.name, parts=entries, weights=weights)

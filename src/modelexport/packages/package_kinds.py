@@ -1,30 +1,248 @@
-"""Which kind of package a model becomes: the parts of generation, those of a pipeline, or the model whole."""
+"""The kinds of packages: what a tool knows of the packages that it makes, and which kind a model becomes.
+
+The table of tools (:mod:`modelexport.tools`) lists them. ``PackageKind`` itself is the kind of a model that is exported
+whole; the others are subclasses, each in the folder of its tool.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import importlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from modelexport.errors import InputsError
+from modelexport.core.text import first_few, suggest
+from modelexport.errors import InputsError, UsageError
+from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import PackageOptions
 from modelexport.files.named_models import named_folder
 from modelexport.files.safetensors_files import INDEX, SINGLE
-from modelexport.format.package_manifest import Kind
-from modelexport.packages import sentence_pipelines as sentences
-from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules, load_diffusion
-from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
-from modelexport.packages.diffusion.observed_calls import observe_example
-from modelexport.packages.generation_parts import can_generate, generation_forms
+from modelexport.format.package_manifest import Manifest
+from modelexport.packages.configs_and_tokenizers import write_configs_and_tokenizers
 from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.part_reports import PartReports
+from modelexport.packages.shared_weights import share_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.tools import kinds_of_tools
+from modelexport.weights import WeightsMode
 from modelexport.weights.bytes_of_entries import Weights
 
+if TYPE_CHECKING:
+    from modelexport.capture.exported_graph import Exported
+    from modelexport.tagged.package import Package
+
+AUTO, WHOLE = "auto", "whole"
+Loads = Literal["memory", "files", "auto"]
+"""Where weights are when a model is loaded: in memory, in their files, or in these if they can stay there."""
 Takes = Literal["arguments", "nothing", "sizes", "inputs"]
 """What a model is given for an example run: the arguments of a pipeline; nothing; only the sizes of images, where the
 other inputs are made; or inputs."""
+
+
+class PackageKind:
+    """A kind of packages. This class is the kind of a model that is exported whole, as one graph."""
+
+    name = WHOLE
+    """Its name in the manifest, and as ``--parts``."""
+    takes: Takes = "inputs"
+    only_kind = False
+    """Whether a model that it accepts cannot be exported whole."""
+    needs = "a model"
+    """What it accepts, for the message that refuses another model."""
+    does, example = "", ""
+    """What a package does with which example when it is run before it is written: ``generate``, ``a prompt``."""
+    keeps_as_inputs: Collection[str] = ()
+    """Inputs that stay inputs although the caller asks for constants, since every step gives them other values."""
+    verified_in_memory = False
+    """Whether a verification runs the model whole, so that its weights are in memory."""
+    verified_with: Collection[str] = ("weights", "progress")
+    """The keywords of ``verify`` that it takes."""
+
+    def find(self, spec: str) -> Path | None:
+        """The folder that ``spec`` names, if it has a layout that this kind loads; ``None`` otherwise."""
+        return None
+
+    def load(self, folder: Path, *, weights: Loads, trust_remote_code: bool, dtype: str | None) -> LoadedModel:
+        """Load the model in a folder that :meth:`find` found."""
+        raise NotImplementedError
+
+    loads_for_files = False
+    """Whether a model in such a folder is loaded by :meth:`load` for a single file as well."""
+
+    def made_by(self, class_name: str) -> bool:
+        """Whether :meth:`load` gives models of a class, by the name that it has in a file."""
+        return False
+
+    def as_module(self, model: Any) -> nn.Module | None:
+        """A value that is not a module, such as a pipeline, as one; ``None`` if it is not of this kind."""
+        return None
+
+    def accepts(self, model: nn.Module) -> bool:
+        """Whether a model becomes a package of this kind."""
+        return True
+
+    def check_options(self, asked: PackageOptions) -> None:
+        """Refuse options that are for other kinds.
+
+        Raises:
+            InputsError: There are some.
+        """
+        if asked.static_cache is not None or asked.separate_prefill:
+            raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
+
+    def forms(
+        self,
+        model: nn.Module,
+        asked: PackageOptions,
+        inputs: Mapping[str, Any] | Sequence[Any] | None,
+        weights: Weights | None,
+        directory: Path | None,
+    ) -> Iterable[list[ModelPart]]:
+        """The forms that the parts of a model may have, the best first. Each is made when it is asked for."""
+        if inputs is None:
+            from modelexport.pytorch.inputs.generated_inputs import generate_inputs
+
+            inputs = generate_inputs(model, directory=directory)
+        return [[ModelPart("model", model, inputs)]]
+
+    def example_inputs(self, model: nn.Module) -> Any:
+        """Example inputs of a model that needs others than :func:`generate_inputs` makes; ``None`` otherwise."""
+        return None
+
+    def share_weights(
+        self,
+        model: nn.Module,
+        parts: Sequence[ModelPart],
+        source: Weights | None,
+        directory: Path | None,
+        folder: Path,
+        mode: WeightsMode,
+    ) -> Mapping[str, Weights]:
+        """Write or link the weights of all parts into the folder, once.
+
+        Returns:
+            Name of a part to the places of the entries that it uses.
+        """
+        weights = share_weights(model, source, folder, mode)
+        return defaultdict(lambda: weights)
+
+    def name_values(self, exported: Exported) -> Exported:
+        """Give inputs, outputs and axes of a part the names that runtimes expect, in place."""
+        return exported
+
+    def completed(
+        self, manifest: Manifest, model: nn.Module, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]
+    ) -> Manifest:
+        """The manifest with what this kind adds to it."""
+        return manifest
+
+    def find_fault(
+        self,
+        model: nn.Module,
+        manifest: Manifest,
+        folder: Path,
+        directory: Path | None,
+        user_inputs: Mapping[str, Any] | None,
+        notes: list[str],
+    ) -> str:
+        """What the parts compute otherwise than the library that runs the model, on other batches; empty if nothing.
+
+        It is called only where ``does`` is set.
+
+        Args:
+            notes: Gets what was not compared.
+        """
+        return ""
+
+    def write_layouts(
+        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+    ) -> list[str]:
+        """Write the files that other loaders need beside the graphs.
+
+        Returns:
+            The files that could not be written and why, one line each.
+        """
+        write_configs_and_tokenizers(model, directory, folder, manifest)
+        return []
+
+    def inputs_for_verification(
+        self,
+        model: nn.Module,
+        directory: Path | None,
+        manifest: Manifest,
+        user_inputs: Mapping[str, Any] | None,
+        seed: int,
+    ) -> Any:
+        """What :meth:`verify` takes if the caller gives only the sizes of images, or nothing."""
+        return user_inputs
+
+    def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> Any:
+        """Compare a package with the model that it was exported from."""
+        return verify_parts(model, {"model": inputs}, package, **how)
+
+    def text_of_report(self, report: Any) -> str | None:
+        """What :meth:`verify` returned, as text for people; ``None`` for reports of parts, which all kinds share."""
+        return None
+
+
+@functools.cache
+def package_kinds() -> tuple[PackageKind, ...]:
+    """The kinds of all installed tools, and at last that of models exported whole."""
+    return (*(_imported(place) for place in kinds_of_tools()), PackageKind())
+
+
+def _imported(place: str) -> PackageKind:
+    module, _, name = place.partition(":")
+    kind: PackageKind = getattr(importlib.import_module(module), name)
+    return kind
+
+
+def as_module(model: Any) -> Any:
+    """A pipeline as one module; other values as they are."""
+    made = (kind.as_module(model) for kind in package_kinds())
+    return next((module for module in made if module is not None), model)
+
+
+def kind_of(model: nn.Module, name: str = AUTO) -> PackageKind:
+    """The kind of the package that a model becomes.
+
+    Args:
+        name: The kind that is asked for, or ``auto`` for the first that accepts the model.
+
+    Raises:
+        InputsError: No kind has this name, or none of them accepts the model.
+    """
+    kinds, what = package_kinds(), type(model).__name__
+    accepting = [kind for kind in kinds if kind.accepts(model)]
+    if name == WHOLE and accepting[0].only_kind:
+        raise InputsError(f"{what} is not one model: leave out --parts {WHOLE}")
+    for kind in accepting:
+        if name in (AUTO, kind.name):
+            return kind
+    needs = [kind.needs for kind in kinds if kind.name == name]
+    if not needs:
+        names = sorted({AUTO, *(kind.name for kind in kinds)})
+        raise InputsError(f"no kind of packages is named {name}{suggest(name, names)}: give one of {', '.join(names)}")
+    raise InputsError(f"{what} is not {' or '.join(needs)}: use --parts {WHOLE}, or give another model")
+
+
+def folder_kind(spec: str, name: str = AUTO, *, for_file: bool = False) -> tuple[PackageKind, Path] | None:
+    """The kind that loads the folder that ``spec`` names, and the folder; ``None`` if no kind does.
+
+    Args:
+        name: The kind that is asked for, or ``auto``.
+        for_file: Only kinds that load such a folder for a single file, too.
+    """
+    for kind in package_kinds():
+        if name in (AUTO, kind.name) and (kind.loads_for_files or not for_file):
+            folder = kind.find(spec)
+            if folder is not None:
+                return kind, folder
+    return None
 
 
 def load_for_parts(
@@ -38,44 +256,54 @@ def load_for_parts(
     """
     folder = named_folder(spec) or Path(spec)
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
-    weights: Literal["files", "auto"] = "files" if linked else "auto"
-    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
-    if parts in ("auto", "pipeline") and (folder / MODEL_INDEX).is_file():
-        return load_diffusion(folder, **how), "arguments"
-    if parts in ("auto", "pipeline") and (pipeline := sentences.pipeline_folder(spec)) is not None:
-        return sentences.load_pipeline(pipeline, weights=weights, **how), "nothing"
-    loaded = load_model(spec, model_class=model_class, seed=seed, weights=weights, **how)
-    return loaded, "sizes" if parts != "whole" and can_generate(loaded.model) else "inputs"
+    weights: Loads = "files" if linked else "auto"
+    if parts != WHOLE and (found := folder_kind(spec, parts)) is not None:
+        kind, place = found
+        return kind.load(place, weights=weights, trust_remote_code=trust_remote_code, dtype=dtype), kind.takes
+    loaded = load_model(
+        spec,
+        model_class=model_class,
+        seed=seed,
+        weights=weights,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+    )
+    return loaded, PackageKind.takes if parts == WHOLE else kind_of(loaded.model).takes
 
 
-def kind_and_forms(
-    model: nn.Module,
-    asked: PackageOptions,
-    inputs: Mapping[str, Any] | Sequence[Any] | None,
-    weights: Weights | None,
-    directory: Path | None = None,
-) -> tuple[Kind, Iterable[list[ModelPart]]]:
-    """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
-    they are asked for.
+def kind_of_package(package: Package, model: nn.Module) -> PackageKind:
+    """The kind of a package that exists, if the model is one that it can come from.
+
+    Raises:
+        UsageError: The model is of another kind, or no installed tool knows the kind of the package.
     """
-    parts = asked.parts or "auto"
-    if parts == "generate" or (parts == "auto" and can_generate(model)):
-        user_inputs = inputs if isinstance(inputs, Mapping) else None
-        return "generate", generation_forms(model, asked, user_inputs, weights, directory)
-    if asked.static_cache is not None or asked.separate_prefill:
-        raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
-    if isinstance(model, PipelineModules):
-        if parts == "whole":
-            raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
-        observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
-        return "pipeline", [model_parts(model, diffusion_parts(model, observed), observed.inside)]
-    if parts == "pipeline" or (parts == "auto" and isinstance(model, sentences.SentencePipeline)):
-        if not isinstance(model, sentences.SentencePipeline):
-            names = f"{sentences.SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
-            raise InputsError(f"{type(model).__name__} is not a pipeline: give a folder with {names}")
-        return "pipeline", [sentences.pipeline_parts(model)]
-    if inputs is None:
-        from modelexport.pytorch.inputs.generated_inputs import generate_inputs
+    name = package.manifest.kind
+    kinds = [kind for kind in package_kinds() if kind.name == name]
+    if name == "stages":
+        raise UsageError(f"{package.folder} is a package of kind {name}: give the split file with --against")
+    if not kinds:
+        raise UsageError(f"{package.folder} is a package of kind {name}, which no installed tool knows: install it")
+    for kind in kinds:
+        if kind.accepts(model):
+            return kind
+    needs = " or ".join(kind.needs for kind in kinds)
+    raise UsageError(f"{type(model).__name__} is not {needs}: give the model that {package.folder} was exported from")
 
-        inputs = generate_inputs(model, directory=directory)
-    return "whole", [[ModelPart("model", model, inputs)]]
+
+def verify_parts(model: nn.Module, inputs: Mapping[str, Any], package: Package, **how: Any) -> PartReports:
+    """Compare each part of a package with what its model computes.
+
+    Args:
+        inputs: Name of a part to the inputs of its model.
+
+    Raises:
+        UsageError: The package has a part that the model does not give.
+    """
+    from modelexport.verify.verify import verify
+
+    if unknown := [name for name in package.files if name not in inputs]:
+        raise UsageError(
+            f"{package.folder} has the part {first_few(unknown)}, and the model gives {first_few(inputs)}: give the "
+            "model that it was exported from"
+        )
+    return PartReports({name: verify(model, inputs[name], file, **how) for name, file in package.files.items()})

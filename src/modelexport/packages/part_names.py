@@ -1,82 +1,31 @@
-"""The names that people and runtimes expect in the graphs of a package: of inputs, outputs, KV caches and axes."""
+"""The names that people expect of inputs, outputs and axes in the graphs of a package."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_symbols import SYMBOL
-from modelexport.packages.generation_loop import BATCH, CACHE_POSITION, PAST_SEQUENCE, SEQUENCE
-
-TOTAL = f"{PAST_SEQUENCE} + {SEQUENCE}"
-ENCODER, FRAMES = "encoder_sequence", "encoder_frames"
-
-_CACHE = re.compile(
-    r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
-)
-_ATTENTION = {"self": "decoder.", "cross": "encoder.", None: ""}
-KINDS = {"keys": "key", "values": "value"}
-
-
-def cache_name(name: str, prefix: str) -> str | None:
-    """The usual name of a cache tensor: ``past_key_values.3.key`` for transformers' ``past_key_values.layers.3.keys``.
-
-    A decoder that also attends to an encoder has two caches: ``past_key_values.3.decoder.key`` and
-    ``past_key_values.3.encoder.key``. ``None`` for a tensor that is not part of a cache.
-    """
-    match = _CACHE.fullmatch(name)
-    if match is None:
-        return None
-    attention, layer, kind = match.groups()
-    return f"{prefix}.{layer}.{_ATTENTION[attention]}{KINDS.get(kind, kind)}"
-
-
-def name_generation(exported: Exported) -> Exported:
-    """Name the inputs, outputs and axes of a graph that generates, in place."""
-    inputs, outputs = _plain_names(exported)
-    encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*inputs, *outputs))
-    total = TOTAL if any(_CACHE.fullmatch(name) for name in inputs) else SEQUENCE
-    inputs |= {name: cache for name in inputs if (cache := cache_name(name, "past_key_values"))}
-    outputs |= {name: cache for name in outputs if (cache := cache_name(name, "present"))}
-    values = {value.name or "": value for value in exported.model.graph.inputs}
-    axes = {(name, axis): size for name in values for axis, size in _axes(name, values[name], encodes, total)}
-    symbols = {(name, axis): str((values[name].shape or ())[axis]) for name, axis in axes}
-    of_states = {
-        symbols[name, axis] for (name, axis), size in axes.items() if size == ENCODER and _CACHE.fullmatch(name)
-    }
-    # A decoder's mask of frames is longer than the states that an encoder makes of them.
-    frames = {
-        place for place, size in axes.items() if size == ENCODER and of_states and symbols[place] not in of_states
-    }
-    axes = {(inputs[name], axis): FRAMES if (name, axis) in frames else size for (name, axis), size in axes.items()}
-    # The encoder's cache, which a step reads but does not change, is not an output.
-    kept = [
-        name
-        for name in outputs.values()
-        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in inputs.values()
-    ]
-    escaped = [re.sub(r"([*?[])", r"[\1]", name) for name in kept]
-    return RequestedNames(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
+from modelexport.packages.generation_loop import BATCH, SEQUENCE
 
 
 def name_axes_of_part(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
     """Name the inputs, outputs and given axes of a graph that generates, in place."""
-    inputs, outputs = _plain_names(exported)
+    inputs, outputs = plain_names(exported)
     known = {place: size for place, size in axes.items() if place[0] in inputs.values()}
     return RequestedNames(inputs=inputs, outputs=outputs, axes=known)(exported)
 
 
-def name_pipeline(exported: Exported) -> Exported:
+def name_axes_by_input(exported: Exported) -> Exported:
     """Name the axes of a graph of a pipeline by what they usually are, in place.
 
     An axis that always has the size of an earlier one has its name. A second size of one name is named after its input:
     ``encoder_hidden_states_sequence``.
     """
-    inputs, outputs = _plain_names(exported)
+    inputs, outputs = plain_names(exported)
     names: dict[str, str] = {}
     axes: dict[tuple[str, int], str] = {}
     for value in exported.model.graph.inputs:
@@ -93,36 +42,10 @@ def name_pipeline(exported: Exported) -> Exported:
     return RequestedNames(inputs=inputs, outputs=outputs, axes=axes)(exported)
 
 
-def _plain_names(exported: Exported) -> tuple[dict[str, str], dict[str, str]]:
+def plain_names(exported: Exported) -> tuple[dict[str, str], dict[str, str]]:
     """The names of inputs and outputs to those without what an exporter puts before the names of a mapping."""
     inputs = [value.name or "" for value in exported.model.graph.inputs]
     return (
         {name: name.removeprefix("input.") for name in inputs},
         {name: name.removeprefix("output.") for name in exported.output_names},
     )
-
-
-def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tuple[int, str]]:
-    """The dynamic axes of an input with their names; with ``encodes``, inputs not of the decoder are the encoder's."""
-    if value.shape is None:
-        return
-    match = _CACHE.fullmatch(name)
-    names: tuple[str, ...] = (BATCH, SEQUENCE)
-    if match is not None:
-        names = (BATCH, "heads", ENCODER if match[1] == "cross" else PAST_SEQUENCE, "width")
-    elif name == "position_ids" and len(value.shape) > len(names):
-        names = ("axes", BATCH, SEQUENCE)
-    elif name == CACHE_POSITION:
-        names = (SEQUENCE,)
-    elif name.endswith("_features") and len(value.shape) == len(names):
-        names = (f"{name.removesuffix('_features')}_tokens",)
-    elif len(value.shape) > 3:
-        inner = ("height", "width") if name.endswith("mask") else ("channels", "height", "width")
-        names = ("images", *("tiles",) * (len(value.shape) - len(inner) - 1), *inner)
-    elif encodes and not name.startswith("decoder_"):
-        names = (BATCH, ENCODER)
-    elif name == "attention_mask":
-        names = (BATCH, total)
-    for axis, (size, symbol) in enumerate(zip(value.shape, names, strict=False)):
-        if not isinstance(size, int) and size.value and not size.value.isdigit():
-            yield axis, symbol

@@ -1,10 +1,10 @@
-"""The weights of a package, written or linked once: those of a model for all parts, or those of each component."""
+"""The weights of a package, written or linked once for all parts."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from modelexport.errors import OutputError
 from modelexport.files.safetensors_files import SINGLE, TensorLocation, read_header
-from modelexport.packages.model_parts import ModelPart
-from modelexport.pytorch.checkpoints.checkpoint_entries import find_entries, save_entries
+from modelexport.pytorch.checkpoints.checkpoint_entries import save_entries
 from modelexport.weights import WeightsMode
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.linked_copied_embedded import link_file
@@ -40,7 +39,7 @@ def share_weights(
         OutputError: The checkpoint cannot be linked, and ``mode`` is ``link``.
     """
     if source is not None and not source.made:
-        return _moved(source, folder, mode)
+        return moved_weights(source, folder, mode)
     if mode == "link":
         changed = len(source.made) if source is not None else 0
         raise OutputError(
@@ -51,43 +50,10 @@ def share_weights(
     names = save_entries(model, source, folder / SINGLE)  # tied entries once
     file = read_header(folder / SINGLE)
     places = {key: file.tensors[name] for key, name in names.items()}
-    return Weights(_tensors(places, f"{component}." * bool(component)), {}, (file,), in_memory=source is None)
+    return Weights(tensors_at(places, f"{component}." * bool(component)), {}, (file,), in_memory=source is None)
 
 
-def share_components(
-    parts: Sequence[ModelPart], directory: Path | None, folder: Path, mode: WeightsMode
-) -> dict[str, Weights]:
-    """Write or link the weights of each component into the folders of its parts, once.
-
-    Args:
-        directory: The folder of the pipeline. A component's files are linked if they contain every entry unchanged.
-        mode: As for :func:`share_weights`.
-
-    Returns:
-        Name of a part to the places of its component's entries.
-    """
-    shared: dict[str, Weights] = {}
-    first: dict[str, Weights] = {}
-    for part in parts:
-        place, name = (folder / part.path).parent, part.module
-        place.mkdir(parents=True, exist_ok=True)
-        if name in first:
-            shared[part.name] = _moved(first[name], place, "auto")
-            continue
-        component = part.model.get_submodule(name)
-        paths = sorted((directory / name).glob("*.safetensors")) if directory is not None else ()
-        files = [read_header(path) for path in paths]
-        places = find_entries(component, files)
-        source = None
-        if places is not None:
-            used = {entry.path for entry in places.values()}
-            linked = tuple(file for file in files if Path(os.path.realpath(file.path)) in used)
-            source = Weights(_tensors(places, f"{name}."), {}, linked, in_memory=True)
-        shared[part.name] = first[name] = share_weights(component, source, place, mode, name)
-    return shared
-
-
-def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
+def moved_weights(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
     """Link the files of weights into a folder, or copy them: as the mode says, and with ``auto`` as is possible."""
     targets: dict[Path, Path] = {}
     for file in weights.files:
@@ -115,8 +81,9 @@ def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
         if isinstance(tensor, ir.ExternalTensor)
     }
     files = tuple(replace(file, path=targets[Path(os.path.realpath(file.path))]) for file in weights.files)
-    return replace(weights, tensors=_tensors(places), files=files)
+    return replace(weights, tensors=tensors_at(places), files=files)
 
 
-def _tensors(places: Mapping[str, TensorLocation], prefix: str = "") -> dict[str, ir.TensorProtocol]:
+def tensors_at(places: Mapping[str, TensorLocation], prefix: str = "") -> dict[str, ir.TensorProtocol]:
+    """Name of an entry, with a prefix, to the tensor at its place."""
     return {f"{prefix}{key}": place.tensor(f"{prefix}{key}") for key, place in places.items()}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from modelexport.core.result_display import Rows, Shown
-from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.runtime.devices import CPU
@@ -19,32 +18,14 @@ if TYPE_CHECKING:
 
     from modelexport.devices.device_report import DeviceReport
     from modelexport.format.documents import Hierarchy
-    from modelexport.packages.verify_by_generation import GenerationReport
-    from modelexport.packages.verify_by_pipeline import PipelineReport
+    from modelexport.packages.part_reports import PartReports
     from modelexport.traces.array_differences import Difference
     from modelexport.verify.against_report import AgainstReport
     from modelexport.verify.verify_report import VerifyReport
     from modelexport.weights.bytes_of_entries import Weights
 
-Report: TypeAlias = (
-    "VerifyReport | AgainstReport | DeviceReport | GenerationReport | PipelineReport | PartReports | StagesReport"
-)
-
-
-@dataclass(frozen=True, repr=False)
-class PartReports(Shown):
-    """The comparison of each part of a package, module by module."""
-
-    parts: Mapping[str, VerifyReport]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether every part agrees."""
-        return bool(self.parts) and all(report.agrees for report in self.parts.values())
-
-    def _table(self) -> Rows:
-        yield "part", "what"
-        yield from self.parts.items()
+Report: TypeAlias = "VerifyReport | AgainstReport | DeviceReport | PartReports | StagesReport | Any"
+"""What a comparison found; each has ``agrees``. Packages have the reports of their kinds."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +106,7 @@ def verify(
     seed: int = 0,
     weights: Weights | None = None,
     progress: Callable[[str], None] | None = None,
-) -> GenerationReport | PipelineReport | PartReports | Any: ...
+) -> PartReports | Any: ...
 def verify(
     first: Any,
     model_inputs: Any = None,
@@ -250,38 +231,11 @@ def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -
 
 
 def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any], reporting: dict[str, Any]) -> Report:
-    from modelexport.packages.sentence_pipelines import SentencePipeline, pipeline_parts
+    from modelexport.packages.package_kinds import as_module, kind_of_package
     from modelexport.tagged.package import read_package
 
-    package = read_package(folder)
-    match package.manifest.kind:
-        case "generate":
-            from modelexport.packages.generation_parts import can_generate
-            from modelexport.packages.prompts import example_prompts
-            from modelexport.packages.verify_by_generation import verify_generation
-
-            if not can_generate(model):
-                name = type(model).__name__
-                raise UsageError(f"{name} cannot generate: give the model that {folder} was exported from")
-            return verify_generation(
-                model, folder, inputs or example_prompts(model, None, manifest=package.manifest), **how
-            )
-        case "pipeline" if not isinstance(model, SentencePipeline):
-            from modelexport.packages.verify_by_pipeline import verify_pipeline
-
-            return verify_pipeline(model, folder, arguments=inputs, **how)
-        case "pipeline":
-            parts = {part.name: part.inputs for part in pipeline_parts(model)}
-        case "whole":
-            parts = {"model": inputs}
-        case kind:
-            raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
-    from modelexport.verify.verify import verify as with_model
-
-    if unknown := [name for name in package.files if name not in parts]:
-        raise UsageError(
-            f"{folder} has the part {first_few(unknown)}, and the model gives {first_few(parts)}: give the model that "
-            "it was exported from"
-        )
-    how |= reporting
-    return PartReports({name: with_model(model, parts[name], file, **how) for name, file in package.files.items()})
+    package, module = read_package(folder), as_module(model)
+    kind = kind_of_package(package, module)
+    how |= reporting if "progress" in kind.verified_with else {}
+    report: Report = kind.verify(module, inputs, package, **how)
+    return report

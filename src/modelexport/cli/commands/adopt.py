@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import JSON, OUTPUT
 from modelexport.core.declared_options import argument, option
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import JSON, OUTPUT
 
 
 def adopt(

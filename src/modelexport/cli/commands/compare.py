@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
-from modelexport.cli.printing import document_of_parts, format_headings, print_result
-from modelexport.cli.shared_options import JSON
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import suggest
 from modelexport.errors import UsageError
+from modelexport.terminal.printing import document_of_parts, format_headings, print_result
+from modelexport.terminal.shared_options import JSON
 
 
 def compare(

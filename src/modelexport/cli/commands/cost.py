@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import FILE_OR_FOLDER, parsed_sizes
-from modelexport.cli.table_options import ONLY, SIZE, Shown, show
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.table_options import ONLY, SIZE, Shown, show
 
 
 def cost(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import JSON
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import JSON
 
 
 def devices(as_json: bool = JSON) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.shared_options import FILE
 from modelexport.format.keys import SIDECAR_SUFFIX
+from modelexport.terminal.shared_options import FILE
 
 
 def documents(file: Path = FILE) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.printing import command_line
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import suggest
 from modelexport.errors import UsageError
+from modelexport.terminal.printing import command_line
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = {

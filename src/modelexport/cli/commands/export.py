@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
-from modelexport.cli.printing import print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Options
+from modelexport.terminal.model_argument import Loading, ModelChoice, load_for_package
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import INPUTS, JSON, MODEL
 
 if TYPE_CHECKING:
     from modelexport.exporting.export_result import ExportResult

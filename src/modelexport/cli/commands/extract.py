@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, JSON
 
 
 def extract(

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from modelexport.cli.model_argument import Loading, ModelChoice
-from modelexport.cli.printing import print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
 from modelexport.exporting.options import LevelOptions
+from modelexport.terminal.model_argument import Loading, ModelChoice
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import INPUTS, JSON, MODEL
 
 HierarchyView = Literal["static", "traced", "compare"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.shared_options import FILE, OUTPUT
+from modelexport.terminal.shared_options import FILE, OUTPUT
 
 
 def inline(file: Path = FILE, output: Path = OUTPUT) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.model_argument import Loading, ModelChoice
-from modelexport.cli.printing import print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
+from modelexport.terminal.model_argument import Loading, ModelChoice
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import INPUTS, JSON, MODEL
 
 
 def inputs(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.model_argument import Loading, ModelChoice
-from modelexport.cli.printing import print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import INPUTS, JSON, MODEL
+from modelexport.terminal.model_argument import Loading, ModelChoice
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import INPUTS, JSON, MODEL
 
 
 def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Loading, as_json: bool = JSON) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import ARRAYS, FILE, JSON
 from modelexport.core.declared_options import option
 from modelexport.core.text import plural
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import ARRAYS, FILE, JSON
 
 
 def kit(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.cli.printing import print_parts
-from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
 from modelexport.core.text import align, plural
+from modelexport.terminal.printing import print_parts
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import NodeRow

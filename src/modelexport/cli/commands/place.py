@@ -8,9 +8,9 @@ from pathlib import Path
 
 import typer
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import FILE, JSON, parsed_pairs
 from modelexport.core.declared_options import option
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import FILE, JSON, parsed_pairs
 
 
 def place(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from modelexport.cli.model_argument import Loading, ModelChoice
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, parsed_sizes
-from modelexport.cli.table_options import ONLY, SIZE, Shown, selected_calls, show
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
+from modelexport.terminal.model_argument import Loading, ModelChoice
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.table_options import ONLY, SIZE, Shown, selected_calls, show
 
 LevelName = Literal["all", "extended", "basic", "none"]
 

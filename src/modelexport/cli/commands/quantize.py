@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 
-from modelexport.cli.printing import document_of_parts, print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, JSON, CalibrationData, parsed_bytes
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
+from modelexport.terminal.printing import document_of_parts, print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, JSON, CalibrationData, parsed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

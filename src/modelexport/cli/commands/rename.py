@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import FILE, JSON, OUTPUT
 from modelexport.core.declared_options import option
 from modelexport.core.text import plural
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import FILE, JSON, OUTPUT
 
 
 def rename(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import FILE, JSON, OUTPUT, SHARING, parsed_pairs
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import FILE, JSON, OUTPUT, SHARING, parsed_pairs
 
 if TYPE_CHECKING:
     from modelexport.surgery.substitutes import Substitute

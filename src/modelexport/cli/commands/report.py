@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
-from modelexport.cli.table_options import SIZE
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.table_options import SIZE
 
 
 def report(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelexport.cli.printing import print_parts
-from modelexport.cli.shared_options import JSON, OUTPUT
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
+from modelexport.terminal.printing import print_parts
+from modelexport.terminal.shared_options import JSON, OUTPUT
 
 
 def retag(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.shared_options import FILE, SELECTORS
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
+from modelexport.terminal.shared_options import FILE, SELECTORS
 
 
 def select(

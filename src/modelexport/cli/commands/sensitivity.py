@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, CalibrationData
-from modelexport.cli.table_options import ONLY, Shown, show
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, CalibrationData
+from modelexport.terminal.table_options import ONLY, Shown, show
 
 
 @dataclass(frozen=True, kw_only=True)

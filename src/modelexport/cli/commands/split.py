@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import FILE, JSON, SHARING, parsed_sizes
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import FILE, JSON, SHARING, parsed_sizes
 
 MOST_MEGABYTES = 1e12
 

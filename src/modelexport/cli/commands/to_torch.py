@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.printing import print_result
-from modelexport.cli.shared_options import FILE, JSON
 from modelexport.core.declared_options import option
 from modelexport.core.text import first_few, plural
 from modelexport.errors import UsageError
+from modelexport.terminal.printing import print_result
+from modelexport.terminal.shared_options import FILE, JSON
 
 
 def to_torch(

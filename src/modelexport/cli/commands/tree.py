@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from modelexport.cli.printing import document_of_parts, fitting_depth, format_headings, left_out, print_result
-from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON
 from modelexport.core.declared_options import option
+from modelexport.terminal.printing import document_of_parts, fitting_depth, format_headings, left_out, print_result
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, JSON
 
 
 def tree(

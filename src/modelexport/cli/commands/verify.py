@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package, read_sizes
-from modelexport.cli.printing import format_headings, print_result
-from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import DEVICE, FILE, INPUTS
 from modelexport.core.declared_options import option
 from modelexport.errors import InputsError, UsageError
 from modelexport.format.package_manifest import MANIFEST
+from modelexport.terminal.model_argument import Loading, ModelChoice, load_to_verify
+from modelexport.terminal.printing import format_headings, print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import DEVICE, FILE, INPUTS
 
 if TYPE_CHECKING:
     from modelexport.core.timed_stages import Stages
@@ -205,27 +205,21 @@ def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, stages: Sta
 
 
 def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
+    from modelexport.packages.package_kinds import kind_of_package
     from modelexport.packages.verify_file_or_package import verify as run
     from modelexport.tagged.package import read_package
 
-    manifest = read_package(folder).manifest
-    kind = manifest.kind
-    if kind == "generate":
-        from modelexport.packages.generation_parts import can_generate
-        from modelexport.packages.prompts import example_prompts
-
-        loaded, example = choice.load(stages, make_inputs=False)
-        how["new_tokens"] = extent.new_tokens
-        if can_generate(loaded.model):
-            sizes, seed = read_sizes(choice, loaded), choice.loading.seed
-            example = example_prompts(loaded.model, loaded.directory, seed=seed, user_inputs=sizes, manifest=manifest)
-    else:
-        loaded, example = load_for_package(choice, kind, stages)
-        if hasattr(loaded.model, "pipeline"):
-            how |= {"steps": extent.steps, "seed": choice.loading.seed}
-        else:
-            how |= {"weights": loaded.weights, "progress": stages.tell}
-    with stages("generate" if kind == "generate" else "verify"):
+    package = read_package(folder)
+    loaded, example = load_to_verify(choice, package.manifest.kind, stages)
+    kind, seed = kind_of_package(package, loaded.model), choice.loading.seed
+    values = {
+        "new_tokens": extent.new_tokens, "steps": extent.steps, "seed": seed, "weights": loaded.weights,
+        "progress": stages.tell,
+    }  # fmt: skip
+    how |= {name: values[name] for name in kind.verified_with if name in values}
+    if kind.takes == "sizes":
+        example = kind.inputs_for_verification(loaded.model, loaded.directory, package.manifest, example, seed)
+    with stages(kind.does or "verify"):
         report: Report = run(loaded.model, example, folder, **how)
     return report
 
@@ -234,7 +228,8 @@ def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
     """A report as a document and as text."""
     import msgspec
 
-    from modelexport.cli import show_changed, show_devices, show_package, show_verification
+    from modelexport.cli import show_changed, show_devices
+    from modelexport.terminal import show_verification
 
     match type(report).__name__:
         case "PartReports":
@@ -253,16 +248,18 @@ def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
         case "DeviceReport":
             facts = {"verdict": report.verdict, "agrees": report.agrees}
             text = show_devices.format_device(report)
-        case kind:
-            show = show_package.format_generation if kind == "GenerationReport" else show_package.format_pipeline
-            facts, text = {"agrees": report.agrees}, show(report)
+        case name:
+            from modelexport.packages.package_kinds import package_kinds
+
+            texts_of_kinds = (kind.text_of_report(report) for kind in package_kinds())
+            facts, text = {"agrees": report.agrees}, next(filter(None, texts_of_kinds), name)
     return facts | msgspec.structs.asdict(report), text
 
 
 def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:
-    from modelexport.cli import show_table
     from modelexport.measure.html_page import Page, write_page
     from modelexport.packages.report_page import error_table
+    from modelexport.terminal import show_table
 
     table = error_table(file, report)
     if html is not None:

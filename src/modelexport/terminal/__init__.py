@@ -1,0 +1,1 @@
+"""What commands share: their arguments and options, progress, and results as text and JSON."""

@@ -1,0 +1,1 @@
+"""Pipelines of diffusers: a graph for each method of their models that a run calls."""

@@ -1,0 +1,98 @@
+"""The kind of packages that pipelines of diffusers become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from modelexport.capture.exported_graph import Exported
+from modelexport.exporting.options import PackageOptions
+from modelexport.files.named_models import named_folder
+from modelexport.format.package_manifest import Manifest
+from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.package_kinds import Loads, PackageKind
+from modelexport.packages.part_names import name_axes_by_input
+from modelexport.pytorch.loading import LoadedModel
+from modelexport.tagged.package import Package
+from modelexport.tools.pipelines.component_weights import share_components
+from modelexport.tools.pipelines.components_module import (
+    MODEL_INDEX,
+    PipelineModules,
+    as_module,
+    is_diffusion_pipeline,
+    load_diffusion,
+)
+from modelexport.tools.pipelines.diffusers_layout import write_diffusers_layout
+from modelexport.tools.pipelines.diffusion_parts import diffusion_parts, model_parts
+from modelexport.tools.pipelines.observed_calls import observe_example
+from modelexport.tools.pipelines.report_text import format_pipeline
+from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport, verify_pipeline
+from modelexport.weights import WeightsMode
+from modelexport.weights.bytes_of_entries import Weights
+
+
+class DiffusionKind(PackageKind):
+    """Pipelines of diffusers: the methods of their models that a run calls."""
+
+    name = "pipeline"
+    takes = "arguments"
+    only_kind = True
+    needs = f"a pipeline of diffusers (a folder with {MODEL_INDEX})"
+    verified_with = ("steps", "seed")
+
+    def find(self, spec: str) -> Path | None:
+        folder = named_folder(spec) or Path(spec)
+        return folder if (folder / MODEL_INDEX).is_file() else None
+
+    def load(self, folder: Path, *, weights: Loads, trust_remote_code: bool, dtype: str | None) -> LoadedModel:
+        return load_diffusion(folder, trust_remote_code=trust_remote_code, dtype=dtype)
+
+    def as_module(self, model: Any) -> nn.Module | None:
+        return as_module(model) if is_diffusion_pipeline(model) else None
+
+    def accepts(self, model: nn.Module) -> bool:
+        return isinstance(model, PipelineModules)
+
+    def forms(
+        self,
+        model: nn.Module,
+        asked: PackageOptions,
+        inputs: Mapping[str, Any] | Sequence[Any] | None,
+        weights: Weights | None,
+        directory: Path | None,
+    ) -> Iterable[list[ModelPart]]:
+        assert isinstance(model, PipelineModules)
+        observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
+        return [model_parts(model, diffusion_parts(model, observed), observed.inside)]
+
+    def share_weights(
+        self,
+        model: nn.Module,
+        parts: Sequence[ModelPart],
+        source: Weights | None,
+        directory: Path | None,
+        folder: Path,
+        mode: WeightsMode,
+    ) -> Mapping[str, Weights]:
+        return share_components(parts, directory, folder, mode)
+
+    def name_values(self, exported: Exported) -> Exported:
+        return name_axes_by_input(exported)
+
+    def write_layouts(
+        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+    ) -> list[str]:
+        write_diffusers_layout(model.pipeline, folder, parts)
+        return []
+
+    def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PipelineReport:
+        return verify_pipeline(model, package.folder, arguments=inputs, **how)
+
+    def text_of_report(self, report: Any) -> str | None:
+        return format_pipeline(report) if isinstance(report, PipelineReport) else None
+
+
+KIND = DiffusionKind()

@@ -1,0 +1,1 @@
+"""Models of sentence-transformers: from tokens to embeddings in one graph."""

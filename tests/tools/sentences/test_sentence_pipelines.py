@@ -1,0 +1,309 @@
+"""Folders of sentence-transformers: embeddings are the library's, and a setting that is not known is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import modelexport
+from commands import run
+from exports import Shared
+from modelexport.errors import ModelLoadError
+from modelexport.packages.package_kinds import load_for_parts
+from modelexport.tools.sentences import sentence_pipelines
+from modelexport.tools.sentences.encoding_check import encoding_fault
+from modelexport.tools.sentences.sentence_pipelines import (
+    LayerNorm,
+    Pooling,
+    is_pipeline,
+    load_pipeline,
+    pipeline_folder,
+)
+
+WIDTH = 32
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+}
+IDENTITY = "torch.nn.modules.linear.Identity"
+DENSE = {"in_features": WIDTH, "out_features": WIDTH}
+Modules = list[tuple[str, dict[str, Any]]]
+
+
+def bert() -> Any:
+    return transformers.BertModel(transformers.BertConfig(**SIZES))
+
+
+def qwen() -> Any:
+    """A class with a head."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, **sizes))
+
+
+def t5() -> Any:
+    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=16, **sizes))
+
+
+def folder(
+    path: Path, build: Any, modules: Modules, whole: Mapping[str, Any] | None = None, side: str = "right", **first: Any
+) -> Path:
+    """A folder of a model, with its tokenizer.
+
+    Args:
+        modules: The types of the modules after the transformer, with their settings; weights are random.
+        whole: The settings of the whole.
+        first: The settings of the transformer.
+    """
+    torch.manual_seed(0)
+    model = build().eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3) if parameter.dim() > 1 else None
+    model.save_pretrained(path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "The", "of", "is", "a", "in", "time", "Water", "list", "Once"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side=side, **names).save_pretrained(path)
+    entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for index, (kind, settings) in enumerate(modules, 1):
+        width = {"embedding_dimension": WIDTH} if kind == "Pooling" else {}
+        (path / f"{index}_{kind}").mkdir()
+        (path / f"{index}_{kind}" / "config.json").write_text(json.dumps(width | settings))
+        if kind == "Dense":
+            sizes = settings["in_features"], settings["out_features"]
+            weights = {f"linear.{name}": one for name, one in torch.nn.Linear(*sizes).state_dict().items()}
+            weights |= {"residual.weight": torch.randn(sizes[::-1])} if sizes[0] != sizes[1] else {}
+            save_file(weights, path / f"{index}_{kind}" / "model.safetensors")
+        if kind == "LayerNorm":
+            save_file(LayerNorm(WIDTH).state_dict(), path / f"{index}_{kind}" / "model.safetensors")
+        own = kind if "." in kind else f"sentence_transformers.models.{kind}"
+        entries.append({"idx": index, "name": str(index), "path": f"{index}_{kind}", "type": own})
+    (path / "modules.json").write_text(json.dumps(entries))
+    (path / "config_sentence_transformers.json").write_text(json.dumps(whole or {}))
+    (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, **first}))
+    return path
+
+
+def export(path: Path, out: Path) -> Any:
+    loaded, _ = load_for_parts(str(path), "auto", model_class=None, trust_remote_code=False, seed=0, dtype=None)
+    return modelexport.export_package(loaded.model, out, directory=loaded.directory, source=loaded.weights)
+
+
+MIXED: Modules = [
+    ("Pooling", {"pooling_mode": ["weightedmean", "lasttoken", "mean_sqrt_len_tokens"], "include_prompt": False}),
+    ("Dense", {"in_features": 3 * WIDTH, "out_features": WIDTH, "use_residual": True}),
+    ("Dense", {**DENSE, "use_residual": True, "module_input_name": "sentence_embedding"}),
+]
+
+
+@pytest.fixture(scope="session")
+def mixed(shared: Shared) -> Path:
+    """A folder of a model with a head, and a package of it in ``out``."""
+
+    def make(path: Path) -> None:
+        export(folder(path / "model", qwen, MIXED, {"truncate_dim": 20}, side="left"), path / "out")
+
+    return shared("sentences", make)
+
+
+def test_a_package_pools_what_follows_the_prompt_with_padding_on_either_side(mixed: Path) -> None:
+    session = onnxruntime.InferenceSession(mixed / "out" / "model.onnx")
+    assert [value.name for value in session.get_inputs()] == ["input_ids", "attention_mask", "prompt_length"]
+    whole = transformers.AutoModel.from_pretrained(mixed / "model").eval()
+    first, second = _weights(mixed / "model")
+    for side, prompt in itertools.product(("left", "right"), (0, 2)):
+        ids = torch.tensor([[5, 6, 7, 8, 9], [4, 9, 11, 0, 0]])
+        ids = torch.stack([row.roll(2) if side == "left" and row[-1] == 0 else row for row in ids])
+        mask = (ids > 0).long()
+        with torch.no_grad():
+            states = whole(input_ids=ids, attention_mask=mask).last_hidden_state
+        rows = [state[kept.bool()][prompt:] for state, kept in zip(states, mask, strict=True)]
+        places = [torch.arange(prompt + 1, prompt + 1 + len(row))[:, None] for row in rows]
+        pooled = torch.stack(
+            [
+                torch.cat([(row * at).sum(0) / at.sum(), row[-1], row.sum(0) / len(row) ** 0.5])
+                for row, at in zip(rows, places, strict=True)
+            ]
+        )
+        made = (
+            torch.tanh(pooled @ first["linear.weight"].T + first["linear.bias"]) + pooled @ first["residual.weight"].T
+        )
+        made = torch.tanh(made @ second["linear.weight"].T + second["linear.bias"]) + made
+        feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "prompt_length": np.array(prompt)}
+        (found,) = session.run(["sentence_embedding"], feeds)
+        np.testing.assert_allclose(found, made[:, :20].numpy(), atol=1e-4, err_msg=f"{side} {prompt}")
+
+
+def _weights(path: Path) -> list[dict[str, torch.Tensor]]:
+    return [load_file(path / f"{index}_Dense" / "model.safetensors") for index in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("modules", "first", "told"),
+    [
+        ([("Pooling", {"weights": [1]})], {}, r"1_Pooling/config\.json has a setting .* `weights`"),
+        ([("Pooling", {"pooling_mode": "median"})], {}, r"'median' - at `\$\.pooling_mode`"),
+        ([("Dense", {**DENSE, "gate": True})], {}, "unknown field `gate`"),
+        ([("Dense", {**DENSE, "module_input_name": "scores"})], {}, r"'scores' - at `\$\.module_input_name`"),
+        ([("MultiVectorMask", {"skiplist_words": ["a"]})], {}, "skiplist_words"),
+        ([("custom_st.Pooling", {})], {}, r"unsupported type custom_st\.Pooling"),
+        ([], {"config_kwargs": {"is_causal": False}}, r"`is_causal` - at `\$\.config_kwargs`"),
+        ([], {"transformer_task": "fill-mask"}, "'fill-mask'"),
+    ],
+)
+def test_a_setting_or_a_module_that_is_not_known_is_refused_by_name(
+    modules: Modules, first: Mapping[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=told):
+        load_pipeline(folder(tmp_path / "model", bert, modules, **first))
+
+
+def test_older_settings_name_the_modes_of_pooling_one_by_one(tmp_path: Path) -> None:
+    older = {"pooling_mode_mean_sqrt_len_tokens": True, "pooling_mode_cls_token": True}
+    for settings, modes in ((older, ["cls", "mean_sqrt_len_tokens"]), ({}, ["mean"])):
+        path = folder(tmp_path / modes[0], bert, [("Pooling", settings)])
+        pooling = [one for one in load_pipeline(path).model.children() if isinstance(one, Pooling)]
+        assert [one.modes for one in pooling] == [modes]
+
+
+def test_older_folders_have_the_weights_of_a_layer_in_a_pickle_of_tensors(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", bert, [("Pooling", {}), ("Dense", DENSE)])
+    kept = path / "2_Dense" / "model.safetensors"
+    weights = load_file(kept)
+    torch.save(weights, kept.with_name("pytorch_model.bin"))
+    kept.unlink()
+    found = load_pipeline(path).model.state_dict()
+    assert torch.equal(found["2.linear.weight"], weights["linear.weight"])
+
+
+def test_a_cross_encoder_is_one_model_with_its_head(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", bert, [], transformer_task="sequence-classification")
+    assert not is_pipeline(path)
+
+
+def test_a_package_is_compared_with_what_sentence_transformers_computes(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int, Any]] = []
+    right = onnxruntime.InferenceSession(mixed / "out" / "model.onnx")
+
+    class Library:
+        """A library that embeds one text in another way if it is padded on the left and has a prompt."""
+
+        def __init__(self, path: str, **how: Any) -> None:
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+
+        def preprocess(self, texts: list[str], prompt: str | None) -> dict[str, Any]:
+            made = self.tokenizer([f"{prompt or ''}{text}" for text in texts], padding=True, return_tensors="np")
+            return {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"], "prompt_length": 3}
+
+        def encode(self, texts: list[str], prompt: str | None, **how: Any) -> Any:
+            calls.append((self.tokenizer.padding_side, len(texts), bool(prompt)))
+            taken = {name: np.asarray(one, np.int64) for name, one in self.preprocess(texts, prompt).items()}
+            return right.run(None, taken)[0] * (1.1 if calls[-1] == ("left", 4, True) else 1)
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=Library))
+    model = load_pipeline(mixed / "model").model
+    fault = encoding_fault(model, mixed / "out" / "model.onnx", mixed / "model", [])
+    assert fault.startswith("sentence_embedding of 4 texts padded on the left with a prompt is off by 9")
+    assert len(calls) == 6
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # not installed: compared with our own modules
+    assert encoding_fault(model, mixed / "out" / "model.onnx", mixed / "model", []) == ""
+    next(model.children()).auto_model.embed_tokens.weight.data.mul_(1.1)
+    fault = encoding_fault(model, mixed / "out" / "model.onnx", mixed / "model", [])
+    assert fault.startswith("sentence_embedding of 3 texts padded on the right with a prompt of 0 tokens is off by")
+
+
+LAYOUTS: dict[str, tuple[Any, Modules, dict[str, Any]]] = {
+    "mean": (bert, [("Pooling", {"pooling_mode": "mean"}), ("Normalize", {})], {}),
+    "all modes without the prompt": (
+        bert,
+        [
+            (
+                "Pooling",
+                {"pooling_mode": ["mean", "weightedmean", "lasttoken", "cls", "max"], "include_prompt": False},
+            )
+        ],
+        {},
+    ),
+    "weighted mean": (qwen, [("Pooling", {"pooling_mode_weightedmean_tokens": True})], {"side": "left"}),
+    "mixed": (qwen, MIXED, {"side": "left", "whole": {"truncate_dim": 20}}),
+    "encoder of a pair": (t5, [("Pooling", {"pooling_mode_mean_sqrt_len_tokens": True}), ("Normalize", {})], {}),
+    "layer norm": (bert, [("Pooling", {"pooling_mode": "cls"}), ("LayerNorm", {"dimension": 32}), ("Dropout", {})], {}),
+    "dense before pooling": (
+        bert,
+        [("Dense", {**DENSE, "module_input_name": "token_embeddings"}), ("Pooling", {"pooling_mode": "mean"})],
+        {},
+    ),
+    "several vectors": (
+        bert,
+        [
+            ("Dense", {**DENSE, "module_input_name": "token_embeddings", "activation_function": IDENTITY}),
+            ("MultiVectorMask", {"skiplist_tasks": ["document"]}),
+            ("Normalize", {"module_input_name": "token_embeddings"}),
+        ],
+        {"whole": {"model_type": "MultiVectorEncoder"}},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_sentence_transformers_give_its_embeddings(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    build, modules, options = LAYOUTS[name]
+    result = export(folder(tmp_path / "model", build, modules, **options), tmp_path / "out")
+    assert not result.notes  # a package that was not compared says so
+
+
+@pytest.mark.slow
+def test_a_file_has_the_whole_pipeline_as_a_package_has(tmp_path: Path) -> None:
+    path, file = folder(tmp_path / "model", bert, [("Pooling", {}), ("Normalize", {})]), tmp_path / "whole.onnx"
+    done = run("export", path, "-o", file, "--axes", "batch,sequence")
+    assert done.returncode == 0, done.stderr
+    assert "out  sentence_embedding float32[batch, 32]" in done.stdout
+    assert "Transformer, Pooling (mean), Normalize; --bare: the Transformer alone" in done.stdout
+    inputs = {"input_ids": np.array([[2, 5, 3], [2, 4, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    (embedding,) = onnxruntime.InferenceSession(file).run(None, inputs)
+    model = load_pipeline(path).model
+    right = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})["sentence_embedding"]
+    np.testing.assert_allclose(embedding, right.detach(), atol=1e-6)
+
+    bare = tmp_path / "bare.onnx"
+    assert "last_hidden_state" in run("export", path, "-o", bare, "--bare").stdout
+    for each in (file, bare):  # with the part of the model that the file has
+        assert run("verify", each, "--model", path).returncode == 0
+
+
+def test_a_model_of_the_hub_is_the_same_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(tmp_path / "model", bert, [("Pooling", {})])
+    monkeypatch.setattr(sentence_pipelines, "hub_answers", lambda: False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(path / "modules.json"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(path))
+    assert pipeline_folder("someone/sentences") == path
+
+
+def test_weights_have_the_type_that_is_asked_for(tmp_path: Path) -> None:
+    modules: Modules = [("Pooling", {}), ("Dense", DENSE)]
+    model = load_pipeline(folder(tmp_path / "model", bert, modules), dtype="float16").model
+    assert {one.dtype for one in model.parameters()} == {torch.float16}
