@@ -33,7 +33,7 @@ test-slow: .venv/installed-for-tests
 # Devices that need packages of their own; `python benchmarks/devices.py` measures ten models there.
 test-devices: .venv/installed-for-tests
 	$(PIP) --no-deps --target .venv/qnn --upgrade onnxruntime-qnn==2.7.0
-	PYTHONPATH=.venv/qnn $(BIN)/pytest -n 0 tests/devices
+	PYTHONPATH=.venv/qnn $(BIN)/pytest -n 0 tests/tools/devices
 
 bench: .venv/installed-for-tests
 	for script in $(filter-out benchmarks/tables.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -8,8 +8,8 @@ import torch
 
 import models
 import zoo
-from modelexport.lineage.optimize_tools import TOOLS
 from modelexport.pytorch.private_torch import tree_map
+from modelexport.tools.optimizers.optimize_tools import TOOLS
 
 
 def built(case: models.ModelCase, dtype: str = "") -> tuple[torch.nn.Module, Any]:

@@ -31,14 +31,14 @@ import onnx_ir as ir
 import models
 from browser import MISSING, browser
 from modelexport import export, load, verify
-from modelexport.devices.device_check import check
-from modelexport.devices.device_report import DeviceReport, Fallback, PieceReport
-from modelexport.devices.kits import write_kit
 from modelexport.errors import ModelExportError
 from modelexport.graph.node_owners import owner_of
-from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile
+from modelexport.tools.devices.device_check import check
+from modelexport.tools.devices.device_report import DeviceReport, Fallback, PieceReport
+from modelexport.tools.devices.kits import write_kit
+from modelexport.traces.inputs_and_example_sizes import make_feeds
 from spoiled_device import SpoiledDevice
 
 PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "devices.md"

@@ -59,7 +59,7 @@ def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) 
 def tools(path: Path) -> dict[str, Callable[[], object]]:
     import onnx.utils
 
-    from modelexport.surgery.extraction import extract
+    from modelexport.tools.cut.extraction import extract
 
     output = path.with_name("layer.onnx")
     inputs, outputs = json.loads(path.with_name("boundary.json").read_text())

@@ -31,7 +31,7 @@ import modelexport
 import models
 from building import built
 from modelexport.errors import ModelExportError
-from modelexport.lineage.optimize_tools import optimize_file
+from modelexport.tools.optimizers.optimize_tools import optimize_file
 
 Frontend = Literal["dynamo", "torchscript"]
 FRONTENDS: Sequence[Frontend] = ("dynamo", "torchscript")

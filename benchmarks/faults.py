@@ -57,10 +57,10 @@ from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.graph.properties import forget_values
-from modelexport.lineage.optimize_tools import TOOLS, optimize_file
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tools.optimizers.optimize_tools import TOOLS, optimize_file
 from modelexport.traces.array_differences import is_floating
 from modelexport.verify.verify import verify
 from modelexport.verify.verify_report import CallVerdict, VerifyReport

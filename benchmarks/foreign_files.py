@@ -175,7 +175,7 @@ class Trial:
         }
 
     def inputs(self) -> None:
-        from modelexport.measure.inputs_and_example_sizes import make_feeds
+        from modelexport.traces.inputs_and_example_sizes import make_feeds
 
         self.feeds, _ = make_feeds(self.tagged, self.file, None, {}, provider="CPUExecutionProvider", seed=0)
         self.feeds = {name: _picture(value) for name, value in self.feeds.items()}
@@ -268,7 +268,7 @@ class Trial:
         self.tell("sensitivity", self.file, "--to", "int8-dynamic", "--data", "feeds.npz")
 
     def extract(self) -> None:
-        from modelexport.surgery.graph_cutter import Cutter
+        from modelexport.regions.graph_cutter import Cutter
 
         cutter = Cutter(self.tagged)
         calls = [traced.call for traced in self.tagged.calls if cutter.has_nodes(traced.call)]

@@ -21,8 +21,8 @@ import torch
 
 import modelexport
 from modelexport.errors import ModelExportError
-from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.tagged.file import read_tagged
+from modelexport.traces.inputs_and_example_sizes import make_feeds
 
 FILES, ALLOWED = 3, 1e-4
 

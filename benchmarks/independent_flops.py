@@ -18,9 +18,9 @@ from pathlib import Path
 
 import onnxruntime
 
-from modelexport.measure.costs import cost
-from modelexport.measure.inputs_and_example_sizes import make_feeds
+from modelexport.tables.costs import cost
 from modelexport.tagged.file import read_tagged
+from modelexport.traces.inputs_and_example_sizes import make_feeds
 
 DATA = frozenset(
     """Cast Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND Identity If Loop

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.precision.calibration_data import RunInputs, read_data
-from modelexport.precision.metrics_and_bounds import METRICS
-from modelexport.precision.quantize import quantized, weights_size
-from modelexport.precision.recipes import Recipe, Rule
-from modelexport.precision.search_within_bound import search
+from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.metrics_and_bounds import METRICS
+from modelexport.tools.quantize.quantize import quantized, weights_size
+from modelexport.tools.quantize.search_within_bound import search
+from modelexport.traces.calibration_data import RunInputs, read_data
 from sensitivity import write_sentences
 
 METHODS = ["int4", "int8-weights"]

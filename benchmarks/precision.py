@@ -24,11 +24,11 @@ import numpy as np
 import onnxruntime
 
 import modelexport
+from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.graph.nodes import initializers
-from modelexport.precision.calibration_data import read_data
-from modelexport.precision.equal_method_groups import find_groups
-from modelexport.precision.recipes import Recipe, Rule
 from modelexport.tagged.file import read_tagged
+from modelexport.tools.quantize.equal_method_groups import find_groups
+from modelexport.traces.calibration_data import read_data
 
 PAGES = Path(__file__).parent.parent / "docs"
 SENTENCES = 96

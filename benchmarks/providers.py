@@ -22,7 +22,7 @@ import modelexport
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.surgery.placing import assigned_providers
+from modelexport.tools.devices.placing import assigned_providers
 
 OTHER = "OpenVINOExecutionProvider"
 

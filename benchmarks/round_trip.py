@@ -103,7 +103,7 @@ class Trip:
         raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
 
     def back(self) -> str:
-        from modelexport.torch_source.to_torch import torch_source
+        from modelexport.tools.to_torch.to_torch import torch_source
 
         self.feed = self.feeds()
         self.double = torch_source(self.path, dtype="float64").model()

@@ -32,16 +32,16 @@ import onnx_ir as ir
 from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
 
 import modelexport
-from modelexport.precision.calibration_data import RunInputs, read_data
-from modelexport.precision.methods import parse_method
-from modelexport.precision.metrics_and_bounds import METRICS
-from modelexport.precision.prepared_for_quantizers import prepared
-from modelexport.precision.quantize import quantize_model, weights_size
-from modelexport.precision.search_within_bound import search
-from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation
-from modelexport.precision.switched_model import find_units
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
+from modelexport.tools.quantize.methods import parse_method
+from modelexport.tools.quantize.metrics_and_bounds import METRICS
+from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.quantize import quantize_model, weights_size
+from modelexport.tools.quantize.search_within_bound import search
+from modelexport.tools.quantize.sensitivity import measure_alone, open_switched, rank_correlation
+from modelexport.tools.quantize.switched_model import find_units
+from modelexport.traces.calibration_data import RunInputs, read_data
 
 PAGES = Path(__file__).parent.parent / "docs"
 

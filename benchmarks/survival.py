@@ -35,8 +35,8 @@ from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
-from modelexport.lineage.optimize_tools import TOOLS, optimize_file
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tools.optimizers.optimize_tools import TOOLS, optimize_file
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference_values import open_reference
 

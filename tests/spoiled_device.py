@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.devices.pieces import Piece
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.runtime.devices import CPU, Device
 from modelexport.runtime.part_process import PartResult
 from modelexport.runtime.part_runner import output_error
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tools.devices.pieces import Piece
 
 Spoils = Callable[[ir.Node], bool]
 

@@ -17,14 +17,14 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.regions import Sharing
 from modelexport.runtime.sessions import Session, open_session
-from modelexport.surgery import Sharing
-from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.tagged.tree_display import format_tree, tree_rows, untagged_operators
+from modelexport.tools.cut.extraction import Extracted, extract
 
 if TYPE_CHECKING:
-    from modelexport.surgery.splitting import Split
+    from modelexport.tools.cut.splitting import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class TaggedModel(TaggedFile, Mapping[str, "ModuleView"]):
         return open_session(self.path, **options)
 
     def extract(self, name: str, output: str | Path) -> Extracted:
-        """Write one module call as a model of its own: see :func:`modelexport.surgery.extraction.extract`."""
+        """Write one module call as a model of its own: see :func:`modelexport.tools.cut.extraction.extract`."""
         return extract(self, name, output)
 
 
@@ -148,7 +148,7 @@ class ModuleView:
         return tuple(ModuleView(self.tagged, call) for call in same)
 
     def extract(self, output: str | Path) -> Extracted:
-        """Write it as a model of its own: see :func:`modelexport.surgery.extraction.extract`."""
+        """Write it as a model of its own: see :func:`modelexport.tools.cut.extraction.extract`."""
         return self.tagged.extract(self.address, output)
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ def split(
     sizes: Mapping[str, int] | None = None,
     weights: Sharing = "auto",
 ) -> Split:
-    """Write a model as a folder of stages that run in turn: see :func:`modelexport.surgery.splitting.split`.
+    """Write a model as a folder of stages that run in turn: see :func:`modelexport.tools.cut.splitting.split`.
 
     Args:
         sizes: For ``flops`` and ``time``: sizes of dynamic axes; those left out are as for ``cost`` and ``profile``.
@@ -199,7 +199,7 @@ def split(
     Raises:
         UsageError, FileFormatError, OutputError: As there; no dynamic axis has a name in ``sizes``.
     """
-    from modelexport.surgery import splitting
+    from modelexport.tools.cut import splitting
 
     tagged = as_tagged(source)
     measure = None if by == "bytes" else splitting.figures_of(_figures(tagged, by, sizes or {}))
@@ -211,11 +211,11 @@ def split(
 def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str, float]:
     """What each node computes or takes, by name."""
     if by == "time":
-        from modelexport.measure.profiles import profile
+        from modelexport.tools.figures.profiles import profile
 
         nodes, column = profile(tagged, sizes=sizes, runs=5, level="none").table.nodes, "seconds"
     else:
-        from modelexport.measure.costs import cost
+        from modelexport.tables.costs import cost
 
         nodes, column = cost(tagged, sizes).nodes, "flops"
     return {node.name: float(node.figures.get(column) or 0) for node in nodes}

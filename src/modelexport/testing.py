@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.cli.show_comparison import format_comparison
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.exporting.options import Keywords
 from modelexport.exporting.pipeline import export
 from modelexport.files.path_or_model import Source
-from modelexport.tagged.comparison import compare
 from modelexport.terminal.show_verification import format_verify
+from modelexport.tools.compare.comparison import compare
+from modelexport.tools.compare.comparison_text import format_comparison
 
 if TYPE_CHECKING:
     from torch import nn

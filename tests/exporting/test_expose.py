@@ -16,8 +16,8 @@ from torch import nn
 from modelexport import export, load, retag, verify
 from modelexport.capture import FrontEnd
 from modelexport.errors import UsageError
-from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.tagged.encodings import Encoding
+from modelexport.tools.optimizers.optimize_tools import optimize_file
 
 
 class Two(nn.Module):

@@ -18,7 +18,7 @@ from torch import nn
 from modelexport import export, export_package, load, strip, update_weights
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
-from modelexport.surgery.splitting import split
+from modelexport.tools.cut.splitting import split
 
 
 class Block(nn.Module):

@@ -35,7 +35,7 @@ from modelexport.files.ordered_moves import Move
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format.package_manifest import MANIFEST
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.surgery.splitting import split
+from modelexport.tools.cut.splitting import split
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def test_no_writer_of_models_goes_around_the_check() -> None:
     around = re.compile(r"files.atomic_writing import [^\n]*(written|replaced)_together|atomic_writing\.(written|repl)")
     users = {str(file.relative_to(source)) for file in source.rglob("*.py") if around.search(file.read_text())}
     # The others write no models: code with weights, and tables.
-    assert users == {"runtime/checked_writing.py", "torch_source/to_torch.py", "tagged/table_writing.py"}
+    assert users == {"runtime/checked_writing.py", "tools/to_torch/to_torch.py", "tagged/table_writing.py"}
 
 
 def test_a_folder_that_is_a_link_is_followed_where_that_is_asked_for(place: Path) -> None:

@@ -28,7 +28,7 @@ from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import as_markdown, printable, text_without_paths
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.measure import input_files
+from modelexport.runtime import input_files
 from modelexport.tagged.documents.reader import load_dag
 from mutators import FORMULAS
 

@@ -105,8 +105,8 @@ def test_a_report_has_coverage_and_cost_on_one_page(exported: Exporter, tmp_path
 
 
 def test_errors_of_a_verification_are_a_column(tmp_path: Path) -> None:
-    from modelexport.measure.costs import cost
-    from modelexport.packages.report_page import with_errors
+    from modelexport.tables.costs import cost
+    from modelexport.tools.figures.report_page import with_errors
 
     case = models.case("blocks")
     model = case.build()

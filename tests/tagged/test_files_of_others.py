@@ -15,9 +15,9 @@ from commands import run
 from exports import Exporter
 from graph_texts import written
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.lineage.optimize_tools import optimize_file
-from modelexport.measure.change_checks import check_changes
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tools.compare.change_checks import check_changes
+from modelexport.tools.optimizers.optimize_tools import optimize_file
 
 FLOATS = TensorProto.FLOAT
 

@@ -18,7 +18,7 @@ import modelexport
 from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
-from modelexport.surgery.extraction import extract
+from modelexport.tools.cut.extraction import extract
 from modelexport.verify.model_and_file import Sides, open_for
 
 

@@ -16,10 +16,10 @@ from modelexport import export, export_package, verify, verify_reference
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.packages.part_reports import PartReports
-from modelexport.packages.verify_file_or_package import StagesReport
 from modelexport.tools.generate.verify_by_generation import GenerationReport, GenerationRun
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport
 from modelexport.traces.array_differences import Difference, Verdict
+from modelexport.verification import StagesReport
 from modelexport.verify import onnxruntime_outputs
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify_report import (

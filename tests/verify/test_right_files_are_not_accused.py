@@ -18,7 +18,7 @@ import modelexport
 from modelexport.exporting.fixed_axes import Tried, _Search
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
-from modelexport.verify.against_file import verify_against
+from modelexport.tools.compare.against_file import verify_against
 
 
 class Fourier(nn.Module):

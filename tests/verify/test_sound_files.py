@@ -16,7 +16,7 @@ from exports import Exporter
 from modelexport import export, load, verify
 from modelexport.capture import FrontEnd
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.lineage.optimize_tools import optimize_file
+from modelexport.tools.optimizers.optimize_tools import optimize_file
 from modelexport.verify.verify_report import VerifyReport
 
 NAMES = (

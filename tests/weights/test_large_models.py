@@ -34,11 +34,11 @@ from modelexport.format import documents, keys
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import record_plan
-from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.tagged_model import load
+from modelexport.tools.optimizers.optimize_tools import optimize_file
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify import verify
 from modelexport.weights import linked_copied_embedded

@@ -25,8 +25,8 @@ from modelexport.capture.quantized_form import QuantizedAs
 from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
-from modelexport.measure.costs import cost
 from modelexport.pytorch.loading import load_model
+from modelexport.tables.costs import cost
 from modelexport.terminal.show_verification import format_verify
 from modelexport.verify.verify import verify
 from modelexport.weights.weight_updates import update_weights

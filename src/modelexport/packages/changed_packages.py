@@ -1,52 +1,37 @@
-"""Packages made from others: with new weights, from parts that another tool changed, or quantized."""
+"""Packages made from others: with new weights, or from parts that another tool changed."""
 
 from __future__ import annotations
 
 import filecmp
-import hashlib
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.files import onnx_models
 from modelexport.files.atomic_writing import check_written_by_us
 from modelexport.files.external_data import sample_digest
 from modelexport.files.folder_locks import STAGING_PREFIX
-from modelexport.files.linked_weights import seal
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
-from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
-from modelexport.format.documents import DataFile, WeightsFile
+from modelexport.format.documents import WeightsFile
 from modelexport.format.parameter_plan import ParameterPlan
-from modelexport.graph.bound_tensors import bind_tensors
-from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
+from modelexport.graph.parameter_plans import parameter_plans
 from modelexport.graph.properties import record, recorded
-from modelexport.lineage.retagging import RetagReport, retag, write_retagged
-from modelexport.precision.calibration_data import RunInputs, given_runs
-from modelexport.precision.quantize import QuantizeResult, check_quantized_writable, quantize, quantized, result_of
-from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
-from modelexport.precision.search_within_bound import SearchResult, search
+from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.surgery.adapted_file import AdaptedFile
-from modelexport.surgery.lora_adapters import MergedAdapters
-from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import Package, read_package
 from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned
 
-Report = TypeVar("Report", RetagReport, QuantizeResult)
+Report = TypeVar("Report", bound=msgspec.Struct)
+"""A report of files that were written, with ``path`` and ``files``."""
 NewTensors = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
 """Initializers, how they are computed from entries, and what takes their place."""
 
@@ -76,52 +61,11 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
 
     package = read_package(folder)
     with package_made_from(package, output, [state_dict]) as staging:
-        replaced = _overwrite(package, staging, changed)
+        replaced = overwrite_parameters(package, staging, changed)
         files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
     unused = len(weights.types.keys() - used)
     return UpdateResult(
         path=str(output), files=files, replaced=replaced, transformed=0, kept=0, used=len(used), unused=unused
-    )
-
-
-def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], output: Path) -> MergedAdapters:
-    """Write a package with LoRA adapters added to the weights that its parts share, one after the other.
-
-    Args:
-        adapters: Folders that PEFT wrote.
-
-    Raises:
-        WeightsError: An adapter is for another model or of another kind.
-        FileFormatError: A folder is not a package or an adapter, or is damaged.
-        OutputError: The output cannot be written. An existing folder of that name is unchanged.
-        UsageError: A part has a weight embedded, or a tied parameter would need a tensor of its own.
-    """
-    parts: list[AdaptedFile] = []
-
-    def changed(file: Path) -> NewTensors:
-        parts.append(work := AdaptedFile(file, adapters, output / file.name, None))
-        for value in work.touched:
-            for names in work.plans[value].groups():
-                if 0 < len(set(names) & set(work.changes.keys)) < len(names):
-                    raise UsageError(
-                        f"the adapter changes one of the names of a tied parameter ({', '.join(names)}), and the "
-                        f"weights of a package stay as they are laid out: apply it to {file} alone"
-                    )
-            yield value, work.plans[value], work.tensor(value)
-
-    package = read_package(folder)
-    with package_made_from(package, output, [*map(Path, adapters)]) as staging:
-        replaced = _overwrite(package, staging, changed)
-    merged = parts[-1].changes
-    return MergedAdapters(
-        path=str(output),
-        adapters=[str(adapter.path) for adapter in merged.adapters],
-        pairs=sum(map(len, merged.pairs.values())),
-        whole=len(merged.whole),
-        initializers=replaced,
-        unused=[key for key in parts[0].unused if all(key in work.unused for work in parts)],
-        untied=[],
-        weights=list(package.manifest.weights),
     )
 
 
@@ -174,7 +118,8 @@ def package_made_from(
 
 def moved(report: Report, staging: Path, output: Path) -> Report:
     """What is reported of files in a staging folder, with the places that they get."""
-    path, *files = (str(output / Path(file).relative_to(staging)) for file in (report.path, *report.files))
+    written: Any = report
+    path, *files = (str(output / Path(file).relative_to(staging)) for file in (written.path, *written.files))
     return msgspec.structs.replace(report, path=path, files=files)
 
 
@@ -195,7 +140,7 @@ def _copy_folder(folder: Path, target: Path) -> None:
                 shutil.copy2(file, place)
 
 
-def _overwrite(package: Package, staging: Path, changed: Callable[[Path], NewTensors]) -> int:
+def overwrite_parameters(package: Package, staging: Path, changed: Callable[[Path], NewTensors]) -> int:
     """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
 
     Raises:
@@ -238,152 +183,6 @@ def _record_samples(path: Path) -> None:
     }
     record(model, keys.WEIGHTS, now or None)
     onnx_models.save_with_references(model, path)
-
-
-def quantize_package(
-    folder: str | Path,
-    output: str | Path,
-    *,
-    to: str | None = None,
-    keep: Iterable[str] = (),
-    only: Iterable[str] = (),
-    recipe: Recipe | str | Path | None = None,
-    data: RunInputs | str | Path | None = None,
-    processor: str | Path | None = None,
-    check_runtime: bool = True,
-) -> dict[str, QuantizeResult]:
-    """Quantize modules of a package. A module gets the same method in every part; a selector has to match in one.
-
-    Args:
-        folder: The package.
-        output: The folder to write.
-        to, keep, only, recipe, data, processor, check_runtime: As for :func:`modelexport.quantize`.
-
-    Returns:
-        Name of a part to what was written.
-
-    Raises:
-        UsageError, FileFormatError, OutputError: As for :func:`modelexport.quantize`.
-    """
-    folder, output = Path(folder), Path(output)
-    package = read_package(folder)
-    rules = chosen_recipe(to, keep, only, recipe)
-    parts = {name: read_tagged(file) for name, file in package.files.items()}
-    feeds = None
-    if data is not None:
-        feeds = given_runs(read_tagged(graph_of(folder)), data, processor or folder)
-    folders: dict[Path, list[str]] = defaultdict(list)
-    for entry in package.manifest.parts:
-        folders[Path(entry.file).parent].append(entry.name)
-    weights = [(place / WEIGHTS).as_posix() for place in folders]
-    made_from = replace(package, manifest=msgspec.structs.replace(package.manifest, weights=weights))
-    results = {}
-    with package_made_from(made_from, output, check=check_runtime) as staging:
-        quantized_parts = {
-            name: quantized(parts[name], rule, data=feeds, folder=staging)
-            for name, rule in of_parts(rules, parts).items()
-        }
-        for name in package.manifest.weights:
-            (staging / name).unlink(missing_ok=True)
-        sealed = {
-            place: _write_shared_weights([quantized_parts[name].model for name in names], staging / place / WEIGHTS)
-            for place, names in folders.items()
-        }
-        for entry in package.manifest.parts:
-            part, save = quantized_parts[entry.name], partial(_save, sealed=sealed[Path(entry.file).parent])
-            report = write_retagged(part.model, parts[entry.name], staging / entry.file, save=save)
-            results[entry.name] = moved(result_of(report, part), staging, output)
-        (staging / RECIPE).write_bytes(encode_recipe(rules))
-    return results
-
-
-def _write_shared_weights(models: Iterable[ir.Model], file: Path) -> DataFile:
-    """Write the weights of models to one file, each parameter once, and other tensors once by their content.
-
-    Two parameters that are equal now have a place each: new weights and adapters change one of them alone.
-
-    Returns:
-        The record of the file.
-    """
-    first: dict[object, ir.Value] = {}
-    equal: dict[ir.Value, ir.Value] = {}
-    for value in (value for model in models for value in initializers(model)):
-        tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= onnx_models.SMALLEST_OUTSIDE and tensor.dtype != ir.DataType.STRING:
-            digest = hashlib.sha256(tensor.tobytes()).digest()
-            plan = parameter_plan(value)
-            content = (digest, tensor.dtype, tuple(tensor.shape.numpy()))
-            equal[value] = first.setdefault((content, tuple(plan.keys) if plan is not None else None), value)
-        elif tensor is not None:
-            bind_tensors({value: onnx_models.inside_file(tensor, at_once=True)})
-    tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
-    placed = onnx_models.write_data_file(tensors, file.parent, file.name)
-    bind_tensors({value: placed[other] for value, other in equal.items()})
-    return seal(file)
-
-
-def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, sealed: DataFile) -> None:
-    """Write a part whose weights are in a file."""
-    onnx_models.record_documents(model, documents)
-    record(model, keys.WEIGHTS, None)
-    record(model, keys.DATA, {WEIGHTS: sealed})
-    onnx_models.save_with_references(model, path)
-
-
-class Searched(NamedTuple):
-    """What was chosen, and what was written: nothing if the bound is not met."""
-
-    found: SearchResult
-    written: dict[str, QuantizeResult]
-    """Name of a part to what was written; a file has no name."""
-
-
-def quantize_within(
-    file: Source,
-    output: str | Path,
-    *,
-    to: Sequence[str],
-    data: RunInputs | str | Path,
-    processor: str | Path | None = None,
-    check_runtime: bool = True,
-    within: str | None = None,
-    budget: int | None = None,
-    metric: str = "error",
-    keep: Iterable[str] = (),
-    only: Iterable[str] = (),
-    output_name: str | None = None,
-    stages: Stages | None = None,
-    device: str = "cpu",
-) -> Searched:
-    """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
-
-    Args:
-        file: A tagged file, or a package.
-        output: The file or the folder to write.
-        check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
-        to, data, processor, within, budget, metric, keep, only, output_name, stages, device: As for
-            :func:`search`.
-            Ranges are measured on the inputs that it chooses by.
-
-    Raises:
-        UsageError, FileFormatError, InputsError, OutputError: As for :func:`search` and :func:`quantize`.
-    """
-    path = as_path(file)
-    graph = graph_of(path)
-    if path.is_dir():
-        check_written_by_us(Path(output) / RECIPE)
-    else:
-        check_quantized_writable(Path(output), path)
-    feeds = given_runs(read_tagged(graph), data, processor)
-    result = search(
-        graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,
-        output_name=output_name, stages=stages, device=device,
-    )  # fmt: skip
-    if not result.met:
-        return Searched(result, {})
-    how: dict[str, Any] = {"recipe": result.recipe, "data": feeds[: result.runs[0]], "check_runtime": check_runtime}
-    written = quantize_package(path, output, **how) if path.is_dir() else {"": quantize(path, output, **how)}
-    return Searched(result, written)
 
 
 def graph_of(file: str | Path) -> Path:

@@ -226,7 +226,7 @@ def kind_of(model: nn.Module, name: str = AUTO) -> PackageKind:
     needs = [kind.needs for kind in kinds if kind.name == name]
     if not needs:
         names = sorted({AUTO, *(kind.name for kind in kinds)})
-        raise InputsError(f"no kind of packages is named {name}{suggest(name, names)}: give one of {', '.join(names)}")
+        raise InputsError(f"no kind of packages is named {name}{suggest(name, names)}; there are {', '.join(names)}")
     raise InputsError(f"{what} is not {' or '.join(needs)}: use --parts {WHOLE}, or give another model")
 
 

@@ -11,13 +11,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelexport.core.text import align, indent, plural
-from modelexport.measure.columns import sorted_by
+from modelexport.tables.columns import sorted_by
 from modelexport.terminal.printing import Style, styled, wants_colour
 
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
-    from modelexport.measure.columns import Column
-    from modelexport.measure.table import By, FigureRow, Table
+    from modelexport.tables.columns import Column
+    from modelexport.tables.table import By, FigureRow, Table
 
 BAR = 12
 """The length of the longest bar, in characters."""

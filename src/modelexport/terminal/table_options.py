@@ -13,8 +13,8 @@ from modelexport.terminal.printing import document_of_parts, fitting_depth, form
 
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
-    from modelexport.measure.columns import Column
-    from modelexport.measure.table import Table
+    from modelexport.tables.columns import Column
+    from modelexport.tables.table import Table
     from modelexport.tagged.file import TaggedFile
 
 Grouping = Literal["call", "module", "class"]
@@ -54,7 +54,7 @@ class Shown:
         Raises:
             UsageError: There is no column to sort by, or two formats are asked for.
         """
-        from modelexport.measure.columns import sorted_by
+        from modelexport.tables.columns import sorted_by
 
         if self.as_csv and self.as_json:
             raise UsageError("give --csv or --json, not both")
@@ -81,13 +81,13 @@ def show(
     for name in chosen:
         shown.check(tables[name].columns)
     if shown.node_data is not None:
-        from modelexport.measure.model_explorer import write_node_data
+        from modelexport.tables.model_explorer import write_node_data
 
         for name, table in tables.items():
             path = shown.node_data.with_suffix(f".{name}{shown.node_data.suffix}") if name else shown.node_data
             write_node_data(table, path, column=main)
     if shown.html is not None:
-        from modelexport.measure.html_page import Page, write_page
+        from modelexport.tables.html_page import Page, write_page
 
         write_page(shown.html, *(Page(table, main, part=name) for name, table in tables.items()))
     if shown.as_json:

@@ -45,10 +45,51 @@ class Tool:
     :class:`~modelexport.packages.package_kinds.PackageKind`, in the order in which they are asked about a model."""
 
 
+def _command(tool: str, name: str, group: str, help_line: str, *, runs_model: bool = False) -> Command:
+    """A command of a tool of this package: a function in a file of the tool's folder."""
+    function = name.replace("-", "_")
+    return Command(group, f"modelexport.tools.{tool}.{function}_command:{function}", help_line, runs_model)
+
+
+def _tool(name: str, *commands: tuple[str, str, str], runs_model: tuple[str, ...] = (), kind: str = "") -> Tool:
+    made = {each[0]: _command(name, *each, runs_model=each[0] in runs_model) for each in commands}
+    return Tool(name=name, commands=made, kinds=(f"modelexport.tools.{name}.{kind}",) if kind else ())
+
+
 TOOLS = (
-    Tool(name="pipelines", kinds=("modelexport.tools.pipelines.pipeline_kind:KIND",)),
-    Tool(name="sentences", kinds=("modelexport.tools.sentences.sentence_kind:KIND",)),
-    Tool(name="generate", kinds=("modelexport.tools.generate.generation_kind:KIND",)),
+    _tool(
+        "figures",
+        ("cost", "look", "show parameters, operations and memory of each module"),
+        ("profile", "look", "run a file, and show the time of each module"),
+        ("report", "look", "write tree, cost and verification to an HTML page"),
+        runs_model=("profile",),
+    ),
+    _tool("compare", ("compare", "check", "show how two files differ, module by module")),
+    _tool(
+        "cut",
+        ("extract", "change", "write modules as separate models"),
+        ("replace", "change", "replace modules by a model, an operator or nothing"),
+        ("rename", "change", "name nodes after their modules"),
+        ("split", "package", "cut a file into stages that run in sequence"),
+    ),
+    _tool("adapters", ("update-weights", "change", "replace the weights of a file, or add LoRA adapters")),
+    _tool(
+        "quantize",
+        ("quantize", "change", "quantize modules, and keep others bit for bit"),
+        ("sensitivity", "look", "show how much quantizing each module changes the output"),
+        ("select", "look", "list nodes of modules in the form that another tool takes"),
+    ),
+    _tool("optimizers", ("optimize", "change", "run another package's optimizer, and restore the tags")),
+    _tool("to_torch", ("to-torch", "change", "write a file as a module of PyTorch, with its weights")),
+    _tool(
+        "devices",
+        ("devices", "check", "show the devices of this machine"),
+        ("kit", "package", "write a folder that runs modules on another machine"),
+        ("place", "package", "assign modules to devices"),
+    ),
+    _tool("pipelines", kind="pipeline_kind:KIND"),
+    _tool("sentences", kind="sentence_kind:KIND"),
+    _tool("generate", kind="generation_kind:KIND"),
 )
 
 

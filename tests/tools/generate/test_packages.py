@@ -26,7 +26,7 @@ from exports import Shared
 from modelexport.errors import CaptureError, CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.package_manifest import Manifest, PartEntry
-from modelexport.packages.changed_packages import quantize_package
+from modelexport.tools.quantize.quantized_packages import quantize_package
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_export import _first_that_passes

@@ -16,8 +16,8 @@ def adopt(
     as_json: bool = JSON,
 ) -> None:
     """Tag a file of another exporter, from the information about modules in the file."""
-    from modelexport.cli import show_changed
     from modelexport.lineage.adoption import adopt as run
+    from modelexport.terminal import show_retag
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
-    print_result(show_changed.adopted_document(adopted), lambda: show_changed.format_adopted(adopted), as_json=as_json)
+    print_result(show_retag.adopted_document(adopted), lambda: show_retag.format_adopted(adopted), as_json=as_json)

@@ -108,7 +108,7 @@ def _remarks(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:
 
 
 def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:
-    from modelexport.packages.report_page import write_report_page
+    from modelexport.tools.figures.report_page import write_report_page
 
     with stages("report"):
         write_report_page(path, output, verified=verified)

@@ -21,9 +21,9 @@ def retag(
     as_json: bool = JSON,
 ) -> None:
     """Restore the tags of a file that another tool changed."""
-    from modelexport.cli import show_changed
     from modelexport.lineage.retagging import retag as run
     from modelexport.packages.changed_packages import retag_package
+    from modelexport.terminal import show_retag
 
     if source.is_dir() != changed.is_dir():
         raise UsageError(f"{changed} and {source} are a file and a folder: give two files, or two folders")
@@ -31,4 +31,4 @@ def retag(
         reports = retag_package(changed, source=source, output=output)
     else:
         reports = {"": run(changed, source=source, output=output)}
-    print_parts(reports, show_changed.format_retag, as_json=as_json)
+    print_parts(reports, show_retag.format_retag, as_json=as_json)

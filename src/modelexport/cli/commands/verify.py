@@ -19,7 +19,7 @@ from modelexport.terminal.shared_options import DEVICE, FILE, INPUTS
 
 if TYPE_CHECKING:
     from modelexport.core.timed_stages import Stages
-    from modelexport.packages.verify_file_or_package import Report
+    from modelexport.verification import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def _check_options(
 def _compared(
     file: Path, other: Other, inputs: Path | None, extent: Extent, on_device: OnDevice, loading: Loading
 ) -> Report:
-    from modelexport.packages.verify_file_or_package import verify as run
+    from modelexport.verification import verify as run
 
     stages = stages_on_line()
     how: dict[str, Any] = {"provider": on_device.provider, "modules": () if file.is_dir() else extent.modules}
@@ -186,7 +186,7 @@ def _compared(
 
 
 def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
-    from modelexport.packages.verify_file_or_package import verify as run
+    from modelexport.verification import verify as run
 
     loaded, example = choice.of_file(file).load(stages, weights="auto")
     if choice.inputs is None:
@@ -206,8 +206,8 @@ def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, stages: Sta
 
 def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
     from modelexport.packages.package_kinds import kind_of_package
-    from modelexport.packages.verify_file_or_package import verify as run
     from modelexport.tagged.package import read_package
+    from modelexport.verification import verify as run
 
     package = read_package(folder)
     loaded, example = load_to_verify(choice, package.manifest.kind, stages)
@@ -228,8 +228,9 @@ def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
     """A report as a document and as text."""
     import msgspec
 
-    from modelexport.cli import show_changed, show_devices
     from modelexport.terminal import show_verification
+    from modelexport.tools.compare import loss_text
+    from modelexport.tools.devices import device_text as show_devices
 
     match type(report).__name__:
         case "PartReports":
@@ -237,14 +238,14 @@ def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
             texts = {name: text for name, (_, text) in parts.items()}
             return {"parts": {name: document for name, (document, _) in parts.items()}}, format_headings(texts)
         case "StagesReport":
-            return report.outputs, show_changed.format_chain(report.outputs)
+            return report.outputs, show_verification.format_chain(report.outputs)
         case "VerifyReport":
             facts: dict[str, Any] = {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging}
             text = show_verification.format_verify(report, verbose=verbose)
         case "AgainstReport":
             ranked = [call.address for call in report.ranked]
             facts = {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked}
-            text = show_verification.format_losses(report)
+            text = loss_text.format_losses(report)
         case "DeviceReport":
             facts = {"verdict": report.verdict, "agrees": report.agrees}
             text = show_devices.format_device(report)
@@ -257,9 +258,9 @@ def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
 
 
 def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:
-    from modelexport.measure.html_page import Page, write_page
-    from modelexport.packages.report_page import error_table
+    from modelexport.tables.html_page import Page, write_page
     from modelexport.terminal import show_table
+    from modelexport.verification import error_table
 
     table = error_table(file, report)
     if html is not None:

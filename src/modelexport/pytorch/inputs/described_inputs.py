@@ -14,9 +14,9 @@ from modelexport.core.limits import MOST_ELEMENTS
 from modelexport.core.text import reason_of
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import read_json
-from modelexport.measure.input_files import read_feeds
 from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
+from modelexport.runtime.input_files import read_feeds
 
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
 

@@ -1,1 +1,0 @@
-"""Figures by module: cost, profile, and the table of all columns."""

@@ -1,0 +1,141 @@
+"""Tables as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
+
+The page uses no library: it draws only a list of lines and a list of rectangles, and a library would be ten times its
+size. Its content security policy forbids requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
+from modelexport.files.atomic_writing import write_alone
+from modelexport.tables.columns import Column, Figure, Kind
+from modelexport.tables.table import Table, share_out
+
+Section = tuple[str, Sequence[Sequence[str]]]
+"""A heading and rows of cells; the first cell of each row is a heading too."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is shown of one file, or of one part of a package."""
+
+    table: Table
+    main: str
+    """The column that is shown first."""
+    sections: Sequence[Section] = ()
+    """What else to show, below the table."""
+    part: str = ""
+    """The name to choose it by where there are several."""
+    against: str = ""
+    """The other file, whose figures are in columns that begin with ``against_``."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The path of a module to the Python module and the line of its class."""
+
+
+def write_page(path: Path, *pages: Page) -> None:
+    """Write tables as one HTML file, which refers to nothing outside of itself; of several, the reader chooses one.
+
+    Raises:
+        OutputError: The file cannot be written. An existing file of that name is unchanged.
+    """
+    write_alone(path, format_page(*pages).encode())
+
+
+def format_page(*pages: Page) -> str:
+    """The text of :func:`write_page`."""
+    template = (files("modelexport.tables") / "page.html").read_text(encoding="utf-8")
+    encoded = msgspec.json.encode([_data(page) for page in pages]).decode()
+    # So that no name in the model can end the script.
+    return template.replace("@@DATA@@", encoded.replace("<", "\\u003c"))
+
+
+def embedded_page(*pages: Page) -> str:
+    """The page in a frame of its own, for a notebook."""
+    text = html.escape(format_page(*pages), quote=True)
+    return f'<iframe srcdoc="{text}" style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """What the page's script reads. Totals that are sums or maxima it adds up itself."""
+    table = page.table
+    operators, nodes = _nodes(table)
+    sources = list(dict.fromkeys(page.sources.values()))
+    return {
+        "name": table.name,
+        "part": page.part,
+        "against": page.against,
+        "main": page.main,
+        "columns": [dataclasses.asdict(column) for column in table.columns],
+        "rows": _rows(page, sources),
+        "sources": sources,
+        "operators": operators,
+        "nodes": nodes,
+        "whole": {column.name: table.whole.get(column.name) for column in table.columns},
+        "outside": [
+            (name, {c.name: figures.get(c.name) for c in table.columns if figures.get(c.name)})
+            for name, figures in table.outside_rows
+        ],
+        "sections": page.sections,
+        "notes": table.notes,
+    }
+
+
+def _rows(page: Page, sources: list[str]) -> list[list[Any]]:
+    """A row for each call: its parent, its names, its own figures, totals that are not sums, and its source."""
+    table, source_of = page.table, {text: index for index, text in enumerate(sources)}
+    spread = [column for column in table.columns if column.kind is Kind.SPREAD]
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    totals = {row.calls[0]: row for row in table.rows()} if spread else {}
+    rows = []
+    for traced in table.calls:
+        call, parent = traced.call, traced.parent
+        shown = totals.get(call)
+        total = {} if shown is None else {c.name: shown.total.get(c.name) for c in spread}
+        own_figures = {
+            column.name: figures[call]
+            for column in table.columns
+            if call in (figures := table.own.get(column.name, {}))
+        }
+        tag = table.tags[call]
+        above = None if parent is None else numbers[parent]
+        names = [_tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag)]
+        rows.append([above, *names, own_figures, total, source_of.get(page.sources.get(call.path, ""))])
+    return rows
+
+
+def _nodes(table: Table) -> tuple[list[str], list[list[Any]]]:
+    """The operators, and for each node of a module its name, operator, calls and figures."""
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    operators: dict[str, int] = {}
+    nodes = []
+    for node in table.nodes:
+        if node.calls:
+            index = operators.setdefault(node.op_type, len(operators))
+            listed = [_first(column, node.figures, len(node.calls)) for column in table.columns]
+            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
+    return list(operators), nodes
+
+
+def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:
+    """Each owner's share of a node's figure."""
+    figure = figures.get(column.name)
+    return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
+
+
+def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:
+    """The rest of an address after that of the caller's module."""
+    address = call.address
+    if parent is not None and parent.path and address.startswith(f"{parent.path}."):
+        return address.removeprefix(parent.path)
+    return address

@@ -1,0 +1,1 @@
+"""LoRA adapters and new weights in files and packages."""

@@ -1,0 +1,1 @@
+"""Two files compared: their structure, and what they compute by module."""

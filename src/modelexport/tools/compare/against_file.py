@@ -1,0 +1,389 @@
+"""``verify A --against B``: the loss of a file that was made from another (half precision, quantized, optimized) by
+module.
+
+Both run on the same inputs, in the types of the files and without PyTorch. The loss in each call of the second is
+measured twice: *end to end*, in one run of each, and *per module*, where each boundary value is computed from the first
+file's values.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.text import plural
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.path_or_model import Source
+from modelexport.files.recipe_files import read_recipe
+from modelexport.format.cut_record import CutRecord
+from modelexport.format.keys import RECIPE_SUFFIX
+from modelexport.graph.boundaries import find_boundaries
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import initializers, may_be, required_inputs, values_taken
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import arrays_in, open_session, run_session
+from modelexport.runtime.varied_inputs import negated
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.tools.compare.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
+from modelexport.traces.calibration_data import read_data
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.inputs_and_example_sizes import make_feeds, sizes_of_other
+from modelexport.traces.node_computation import NodeError
+from modelexport.traces.tolerances import ALLOWED, check_bound
+from modelexport.verify.cut_out_calls import refuse_stage
+from modelexport.verify.onnxruntime_outputs import narrowest_type
+from modelexport.verify.verify_report import CallStatus
+
+
+def verify_against(
+    path: Source,
+    other: Source,
+    *,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    bound: float | None = None,
+    data: str | Path | None = None,
+) -> AgainstReport:
+    """Compare a tagged file with one that was made from it, module by module, without PyTorch.
+
+    If one of them was cut out of the other by ``extract``, it gets the values of the whole file as inputs, and only its
+    calls are compared. Values of the two files are paired if both sidecars assign them to the same place of the same
+    call, or else if they have the same name.
+
+    Args:
+        path: The tagged file to compare with. The inputs of its reference values are used if it has them.
+        other: A tagged file with the same calls, whose loss is measured.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
+        provider: The execution provider of ONNX Runtime for the outputs.
+        seed: For random inputs.
+        bound: A loss as a share of a value's norm: outputs within it agree. By default the ``error_bound`` of the
+            recipe beside the second file; else the tolerance for the narrowest type in the two files, for calls, too.
+        data: Inputs for runs, as :func:`modelexport.quantize` takes them; the losses of outputs are means over all.
+            Calls are measured in the run in which an output is off worst.
+
+    Raises:
+        FileFormatError: A file is missing or has no tags.
+        InputsError: The files do not take the same inputs, or no random ones fit.
+        UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
+            common.
+    """
+    first_file, second_file = read_tagged(path), read_tagged(other)
+    # What was cut out is compared with the whole, whichever of the two comes first.
+    if first_file.cut is not None and second_file.cut is None:
+        first_file, second_file = second_file, first_file
+    recipe_file, chosen_within = second_file.path.with_suffix(RECIPE_SUFFIX), None
+    if bound is None and recipe_file.is_file():
+        chosen_within = read_recipe(recipe_file).error_bound
+    allowed = max(ALLOWED[narrowest_type(each.model)] for each in (first_file, second_file))
+    limit = next(limit for limit in (bound, chosen_within, allowed) if limit is not None)
+    check_bound(limit)
+    cut = second_file.cut if first_file.cut is None else None
+    if cut is None and _ends(first_file) != _ends(second_file):
+        refuse_stage(first_file.path, second_file.path)
+        refuse_stage(second_file.path, first_file.path)
+    modules = modules or ([cut.call] if cut is not None else [])
+    chosen = first_file.select(*modules).inside if modules else frozenset()
+    pairs = _pairs(first_file, second_file, cut)
+    if not pairs and second_file.nodes:
+        raise UsageError(
+            f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
+        )
+    # A call that was cut out does not take the inputs of the whole.
+    sizes = sizes_of_other(first_file, second_file, {}) if cut is None and data is None else {}
+    runs, source = _inputs(first_file, sizes, provider, seed, data)
+    if cut is None:
+        fitting = [_fit(each, second_file) for each in runs]
+        expected = _ran(first_file, runs, provider)
+    else:
+        around = [_around(first_file, each, cut, second_file) for each in runs]
+        fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
+    results = zip(expected, _ran(second_file, fitting, provider), strict=True)
+    compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in results]
+    by_output: dict[str, list[Loss]] = defaultdict(list)
+    for loss in chain(*compared):  # a sequence may be longer in one run than in another
+        by_output[loss.difference.name].append(loss)
+    outputs = [max(x, key=weight_of) if data is None else _worst_with_mean_norm(x) for x in by_output.values()]
+    worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
+    feeds, fed, in_run = runs[worst], fitting[worst], compared[worst]
+    right = _values(first_file, feeds, pairs.values())
+    end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right}, allowed)
+    ends = second_file.model.graph.outputs
+    without_sequences = len(ends) == len(in_run)
+    for value, loss in zip(ends, in_run, strict=True) if without_sequences else ():
+        # Rounding in a run node by node adds up otherwise than in a session.
+        if loss.difference.status == "agree" and value in end_to_end:
+            for losses in (end_to_end, per_module):
+                losses[value] = min(losses.get(value, loss), loss, key=weight_of)
+    calls = list(_calls(first_file, second_file, pairs, end_to_end, per_module, chosen))
+    judged = [loss.difference.name for loss in outputs if bound is not None]
+    if chosen_within is not None:  # of the output that the methods were chosen by
+        judged = [loss.difference.name for loss in outputs if loss.norm is not None][:1]
+    beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > limit}
+    return AgainstReport(
+        outputs=outputs,
+        calls=calls,
+        inputs=source,
+        provider=provider,
+        bound=limit,
+        judged=judged,
+        first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
+    )
+
+
+def _ends(tagged: TaggedFile) -> tuple[list[str | None], list[str | None]]:
+    """The names of the inputs and outputs."""
+    return [v.name for v in required_inputs(tagged.model)], [v.name for v in tagged.model.graph.outputs]
+
+
+def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
+    """The calls in the order in which they end: callees before their caller."""
+    running: list[ModuleCall] = []
+    for traced in calls:
+        while running and running[-1] != traced.parent:
+            yield running.pop()
+        running.append(traced.call)
+    yield from reversed(running)
+
+
+def _inputs(
+    tagged: TaggedFile, sizes: Mapping[str, int], provider: str, seed: int, data: str | Path | None
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The inputs of each run, and their source: the data, or one run and, if it has conditions, one of the others."""
+    if data is not None:
+        runs = read_data(Path(data), tagged.model, tagged.path.parent)
+        return runs, f"{plural(len(runs), 'run')} of {data}"
+    with runnable(tagged.path, tagged.encoding) as file:
+        feeds, source = make_feeds(tagged, file, None, sizes, provider=provider, seed=seed)
+    others = {name: negated(name, array) for name, array in feeds.items()}
+    if any(others[name] is not array for name, array in feeds.items()):
+        with suppress(UsageError):  # the file need not run with them
+            _ran(tagged, [others], provider)
+            return [feeds, others], source
+    return [feeds], source
+
+
+def _worst_with_mean_norm(losses: Sequence[Loss]) -> Loss:
+    """The worst of the losses of an output in several runs, with the mean of their norms."""
+    worst, norms = max(losses, key=weight_of), [loss.norm for loss in losses if loss.norm is not None]
+    return msgspec.structs.replace(worst, norm=sum(norms) / len(norms)) if len(norms) == len(losses) else worst
+
+
+def _fit(feeds: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
+    """Inputs with the names and element types of another file: by name, or by order if names differ."""
+    wanted = required_inputs(tagged.model)
+    if len(wanted) != len(feeds):
+        raise InputsError(
+            f"{tagged.path} takes {plural(len(wanted), 'input')}, not {len(feeds)}: it was not made from the file"
+        )
+    names = [value.name or "" for value in wanted]
+    arrays = [feeds[name] for name in names] if set(names) == set(feeds) else list(feeds.values())
+    return {
+        name: array.astype(value.dtype.numpy()) if value.dtype is not None else array
+        for name, value, array in zip(names, wanted, arrays, strict=True)
+    }
+
+
+def _around(
+    whole: TaggedFile, inputs: Mapping[str, Any], cut: CutRecord, tagged: TaggedFile
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a call that was cut out takes and returns in a run of the whole file."""
+    wanted = {each.value for each in (*cut.inputs, *cut.outputs)}
+    computed = _values(whole, inputs, [v for node in whole.nodes for v in node.outputs if v.name in wanted])
+    weights = {v.name or "": v.const_value for v in initializers(whole.model) if v.name in wanted}
+    there = {**inputs, **{name: tensor.numpy() for name, tensor in weights.items() if tensor is not None}}
+    there |= {value.name or "": array for value, array in computed.items()}
+    if missing := sorted(wanted - there.keys()):
+        raise UsageError(
+            f"{tagged.path} was cut from {cut.file}: {whole.path} does not compute '{missing[0]}' to compare it with"
+        )
+    return _fit({each.value: there[each.value] for each in cut.inputs}, tagged), {
+        each.value: there[each.value] for each in cut.outputs
+    }
+
+
+def _ran(tagged: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
+    """The outputs of a file in each run, as ONNX Runtime computes them."""
+    with runnable(tagged.path, tagged.encoding) as file:
+        session = open_session(file, provider=provider, optimized=True)
+        return [arrays_in(run_session(session, inputs)) for inputs in runs]
+
+
+def _outputs(
+    first: TaggedFile, second: TaggedFile, right: Mapping[str, Any], actual: Mapping[str, Any], allowed: float
+) -> list[Loss]:
+    """The losses of the outputs."""
+    if len(right) != len(actual):
+        raise UsageError(f"{first.path} and {second.path} have different numbers of outputs: they are not of one model")
+    both = zip(right.items(), actual.values(), strict=True)
+    return [measure_loss(name, array, other, allowed) for (name, array), other in both]
+
+
+def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir.Value]) -> dict[ir.Value, Any]:
+    """Some values of a file in a run."""
+    arrays: dict[ir.Value, Any] = {}
+    kept = set(wanted)
+
+    def watch(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
+        if value in kept and isinstance(array, np.ndarray):  # and not a sequence
+            arrays[value] = array
+        return array
+
+    with suppress(NodeError):  # ONNX Runtime ran it: what follows is not compared
+        FileRun(tagged.model, in_float64_for=None).run(inputs, watch)
+    return arrays
+
+
+def _losses(
+    tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any], allowed: float
+) -> tuple[dict[ir.Value, Loss], dict[ir.Value, Loss]]:
+    """The losses of values end to end, and computed from the right ones before them."""
+    run, all_losses = FileRun(tagged.model, in_float64_for=None), []
+    for replaces in (False, True):
+        losses: dict[ir.Value, Loss] = {}
+        all_losses.append(losses)
+
+        def watch(
+            node: ir.Node,
+            inputs: Sequence[Any],
+            value: ir.Value,
+            array: Any,
+            losses: dict[ir.Value, Loss] = losses,
+            replaces: bool = replaces,
+        ) -> Any:
+            if value not in right or not isinstance(array, np.ndarray):
+                return array
+            losses[value] = measure_loss(value.name or "", right[value], array, allowed)
+            same = replaces and array.shape == right[value].shape
+            return right[value].astype(array.dtype) if same else array
+
+        with suppress(NodeError):  # as above
+            run.run(inputs, watch)
+    return all_losses[0], all_losses[1]
+
+
+def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
+    """Call, side and position to the name of a value; without a sidecar, those at the boundary of the call's nodes."""
+    if tagged.hierarchy is None:
+        return {
+            (call.address, side, index): value.name or ""
+            for call, boundary in find_boundaries(tagged.model, tagged.calls).items()
+            for side, values in (("inputs", boundary.inputs), ("outputs", boundary.outputs))
+            for index, value in enumerate(values)
+        }
+    return {
+        (call.address, side, index): tensor.value
+        for call in tagged.hierarchy.calls
+        for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
+        for index, tensor in enumerate(tensors)
+        if tensor.value is not None
+    }
+
+
+def _pairs(first: TaggedFile, second: TaggedFile, cut: CutRecord | None) -> dict[ir.Value, ir.Value]:
+    """Boundary values of the second file to their values in the first.
+
+    Args:
+        cut: The record of the second file if it was cut out of the first, perhaps out of a branch.
+    """
+    known, produced = (
+        {value.name or "": value for node in (t.nodes if cut else t.model.graph) for value in node.outputs}
+        for t in (first, second)
+    )
+    ports = _ports(first)
+    places = _ports(second) if first.hierarchy is not None and second.hierarchy is not None else {}
+    # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
+    renamed = {name for port, name in places.items() if ports.get(port, name) != name}
+    pairs: dict[ir.Value, ir.Value] = {}
+    for port, name in ports.items():
+        same = places.get(port)
+        match = same if same in produced else name if name in produced and name not in renamed else None
+        if name in known and match is not None and may_be(known[name].shape, produced[match].shape):
+            pairs.setdefault(produced[match], known[name])
+    results = zip(second.model.graph.outputs, cut.outputs, strict=False) if cut is not None else ()
+    return pairs | {value: known[each.value] for value, each in results if each.value in known}
+
+
+def _calls(
+    first_file: TaggedFile,
+    two: TaggedFile,
+    pairs: Mapping[ir.Value, ir.Value],
+    end_to_end: Mapping[ir.Value, Loss],
+    per_module: Mapping[ir.Value, Loss],
+    modules: Collection[ModuleCall],
+) -> Iterator[CallLoss]:
+    ports = {port: name for port, name in _ports(first_file).items() if port[1] == "outputs"}
+    matched = {first.name for first in pairs.values()}
+    absent = {address for (address, _, _), name in ports.items() if name not in matched}
+    losses_of: dict[str, list[Loss]] = defaultdict(list)
+    for value, loss in per_module.items():
+        # Calls before the one that computes a value add to its loss only by results that the second file does not have.
+        for address in _owners(value.producer()) | (_owners_before(value, pairs) & absent):
+            losses_of[address].append(loss)
+    names = {first.name: end_to_end[value] for value, first in pairs.items() if value in end_to_end}
+    returned: dict[str, list[Loss]] = defaultdict(list)
+    for (address, _, _), name in ports.items():
+        if name in names:
+            returned[address].append(names[name])
+    counts: dict[str, int] = defaultdict(int)
+    inside: set[str] = set()
+    for node in two.nodes:
+        owner = owner_of(node)
+        if owner is not None:
+            counts[owner.call.address] += 1
+            inside.update(above.address for call in owner.calls if call in two.calls for above in two.calls.stack(call))
+    for traced in first_file.calls:
+        if modules and traced.call not in modules:
+            continue
+        address = traced.call.address
+        largest = max(losses_of[address], key=weight_of, default=None)
+        through = max(returned[address], key=weight_of, default=None)
+        status: CallStatus
+        if address not in inside:
+            status, reason = "no nodes", ""
+        elif largest is not None:
+            status, reason = largest.difference.status, largest.difference.reason
+        elif through is not None:
+            status, reason = "agree", ""  # what it returns is computed by the calls inside it, which have the loss
+        else:
+            status, reason = "not compared", "none of the values that it returns is in both files"
+        yield CallLoss(
+            address=address,
+            tag=first_file.tags[traced.call],
+            status=status,
+            reason=reason,
+            nodes=counts[address],
+            end_to_end=through,
+            per_module=largest,
+        )
+
+
+def _owners(node: ir.Node | None) -> set[str]:
+    """The addresses of the calls that a node belongs to."""
+    owner = owner_of(node) if node is not None else None
+    return {call.address for call in owner.calls} if owner is not None else set()
+
+
+def _owners_before(value: ir.Value, boundaries: Collection[ir.Value]) -> set[str]:
+    """The calls of the nodes between a value and the boundary values before it."""
+    pending = [node] if (node := value.producer()) is not None else []
+    seen, addresses = set(pending), set[str]()
+    while pending:
+        node = pending.pop()
+        addresses |= _owners(node)
+        for before in values_taken(node):
+            producer = before.producer()
+            if producer is not None and producer not in seen and before not in boundaries:
+                seen.add(producer)
+                pending.append(producer)
+    return addresses

@@ -1,0 +1,192 @@
+"""Comparing two files as a check: structure, weights, outputs and cost, each of which may fail a build."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from modelexport.core.calls import ROOT, CallTree, TracedCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.tags import CallFacts, RecordedTags
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.path_or_model import Source
+from modelexport.graph.node_owners import OWNER
+from modelexport.graph.nodes import required_inputs
+from modelexport.graph.parameter_plans import record_own_names
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
+from modelexport.runtime.varied_inputs import varied_inputs
+from modelexport.tables.costs import cost
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.tools.compare.comparison import compare
+from modelexport.tools.compare.comparison_report import FileComparison
+from modelexport.traces.array_differences import Difference, compare_outputs, worst
+from modelexport.traces.inputs_and_example_sizes import example_sizes, make_feeds, sizes_of_other
+
+Aspect = Literal["structure", "weights", "outputs", "cost"]
+ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
+MARGIN = 0.01
+"""The relative increase up to which a figure of the second file counts as unchanged."""
+
+
+class CostChange(msgspec.Struct, frozen=True):
+    """A figure of the whole file, in both files."""
+
+    column: str
+    first: int | float
+    second: int | float
+    worse: bool
+    """Whether the second is more than 1 % above the first."""
+
+
+class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of two files, and the aspects that differ."""
+
+    comparison: FileComparison
+    outputs: list[Difference] | None
+    """Each with its largest difference; ``None`` if they were not compared."""
+    tried: list[str]
+    """The inputs for which outputs were compared: where they are from, and variations of them."""
+    costs: list[CostChange] | None
+    failed: list[Aspect]
+    """The requested aspects that differ."""
+    asked: list[Aspect]
+
+
+def check_changes(
+    first: Source,
+    second: Source,
+    fail_on: Collection[Aspect] = (),
+    *,
+    values: bool = False,
+    modules: Sequence[str] = (),
+    inputs: Path | None = None,
+    provider: str = CPU,
+    seed: int = 0,
+) -> ChangeReport:
+    """Compare two files in the aspects that must not differ.
+
+    If their calls were found in different ways, each is compared as one module.
+
+    Args:
+        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, which
+            are all read; ``outputs``: the outputs for the same inputs; ``cost``: no figure of the cost may grow.
+        values: Compare the elements of parameters even if ``weights`` is not requested.
+        modules: Selectors of the calls to compare; by default all.
+        inputs: A file of inputs for ``outputs``; by default those of the first file's reference values, or random ones,
+            and variations of them.
+
+    Raises:
+        FileFormatError: A file is missing or not ONNX.
+        UsageError: ONNX Runtime cannot run one of them, or a selector matches nothing.
+    """
+    first_file, second_file = read_tagged(first), read_tagged(second)
+    costs = _costs(first_file, second_file) if "cost" in fail_on else None
+    files = [first_file, second_file]
+    unlike = len({file.found_calls and file.found_calls.kinds for file in files}) > 1
+    counts = [{"calls": len(file.calls), "coverage": file.coverage} for file in files]
+    if unlike:
+        first_file, second_file = map(as_one_module, files)
+    comparison = compare(first_file, second_file, values=values or "weights" in fail_on, modules=modules)
+    if unlike:
+        facts = [replace(f, **count) for f, count in zip((comparison.first, comparison.second), counts, strict=True)]
+        notes = ["the calls of the files were found in different ways: each file is compared as one module"]
+        comparison = replace(comparison, first=facts[0], second=facts[1], notes=notes + comparison.notes)
+    outputs, tried = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else (None, [])
+    differs: dict[Aspect, bool] = {
+        "structure": bool(
+            comparison.only_in_first or comparison.only_in_second or comparison.changed or comparison.entries
+        ),
+        "weights": bool(comparison.values and (comparison.values.different or comparison.values.unpaired)),
+        "outputs": any(output.status != "agree" for output in outputs or ()),
+        "cost": any(change.worse for change in costs or ()),
+    }
+    asked = [aspect for aspect in ASPECTS if aspect in fail_on]
+    return ChangeReport(
+        comparison=comparison,
+        outputs=outputs,
+        tried=tried,
+        costs=costs,
+        failed=[aspect for aspect in asked if differs[aspect]],
+        asked=asked,
+    )
+
+
+def _outputs(
+    first: TaggedFile, second: TaggedFile, inputs: Path | None, provider: str, seed: int
+) -> tuple[list[Difference], list[str]]:
+    """The largest difference of each output, and the inputs for which the outputs were compared.
+
+    If no inputs are given, the ones that are known are varied. What the first file does not run with, or has no numbers
+    for, is left out.
+    """
+    sizes: dict[str, int] = {}
+    if inputs is None:
+        ours, theirs = ([value.name or "" for value in required_inputs(file.model)] for file in (first, second))
+        if set(ours) != set(theirs):
+            raise InputsError(
+                f"{first.path} takes {', '.join(ours)}, and {second.path} takes {', '.join(theirs)}: "
+                "outputs can be compared of files that take the same inputs"
+            )
+        sizes = sizes_of_other(first, second, {})
+    with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
+        feeds, source = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
+        ours, theirs = (open_file(file, session_options("all", provider)) for file in (path, against))
+        compared = [(source, _compared(run_session(ours, feeds), run_session(theirs, feeds)))]
+        for what, others in varied_inputs(first.model, feeds, sizes, seed) if inputs is None else ():
+            try:
+                expected = run_session(ours, others)
+            except UsageError:
+                continue
+            if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays_in(expected).values()):
+                continue
+            try:
+                compared.append((what, _compared(expected, run_session(theirs, others))))
+            except UsageError as error:
+                broken = [Difference(name=name, status="differ", reason=str(error)) for name in arrays_in(expected)]
+                compared.append((what, broken))
+    by_name: dict[str, list[Difference]] = defaultdict(list)
+    for what, outputs in compared:
+        for output in outputs:
+            reason = f"with {what}: {output.reason}" if output.reason and what != source else output.reason
+            by_name[output.name].append(replace(output, reason=reason))
+    return [largest for found in by_name.values() if (largest := worst(found))], [what for what, _ in compared]
+
+
+def _compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Difference]:
+    """The outputs of two runs, by position."""
+    ours, theirs = arrays_in(expected), arrays_in(actual)
+    names = [name if name == other else f"{name} / {other}" for name, other in zip(ours, theirs, strict=False)]
+    return compare_outputs([*names, *list(theirs)[len(names) :]], list(ours.values()), list(theirs.values()))
+
+
+def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
+    """Figures of both files, at the sizes that one of them fixes, and else at those of the first one's example."""
+    sizes, _ = example_sizes(first, sizes_of_other(first, second, {}))
+    others, _ = example_sizes(second, sizes_of_other(second, first, sizes))
+    tables = cost(first, {**sizes_of_other(first, second, others), **sizes}), cost(second, others)
+    before, after = (table.numbers(table.whole) for table in tables)
+    return [
+        CostChange(name, before[name], after[name], after[name] > before[name] * (1 + MARGIN))
+        for name in before
+        if name in after
+    ]
+
+
+def as_one_module(tagged: TaggedFile) -> TaggedFile:
+    """The file as one module whose parameters are the initializers, for a comparison with a file of unknown calls."""
+    for node in tagged.nodes:
+        node.meta[OWNER] = Owner((ROOT,), Evidence.INFERRED)
+    record_own_names(tagged.model)
+    calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
+    one = dataclasses.replace(tagged, call_tags=RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")}))
+    vars(one)["hierarchy"] = None  # the sidecar describes the calls that were left out
+    return one

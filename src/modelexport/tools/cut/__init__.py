@@ -1,0 +1,1 @@
+"""Modules of a file cut out, split off, replaced or renamed."""

@@ -1,0 +1,258 @@
+"""Which module of a file is wrong on a device: the whole first, then calls, then spans of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import shortened
+from modelexport.errors import UsageError
+from modelexport.graph.node_owners import owner_of
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes
+from modelexport.tagged.file import TaggedFile
+from modelexport.tools.devices.device_report import (
+    DeviceReport,
+    Fallback,
+    PieceReport,
+    PieceStatus,
+    Remedy,
+    count_nodes,
+)
+from modelexport.tools.devices.judged_pieces import BOUND, PieceRunner, judge
+from modelexport.tools.devices.pieces import Piece, PieceCutter
+from modelexport.tools.devices.remedies import tried_remedies
+from modelexport.tools.devices.wrong_spans import smallest_span
+
+_REASONS = 3
+"""Lines of a provider's log that are shown for an operator."""
+
+
+def check(
+    tagged: TaggedFile,
+    feeds: Mapping[str, Any],
+    runs: PieceRunner,
+    *,
+    modules: Sequence[ModuleCall] = (),
+    inputs: str = "given",
+    bound: float = BOUND,
+    tell: Callable[[str], None] = lambda step: None,
+) -> DeviceReport:
+    """Look for what is wrong with a file where pieces are run, from the whole to the smallest (:mod:`.pieces`)."""
+    checker = _DeviceCheck(tagged, PieceCutter(tagged, feeds), runs, bound, tell)
+    whole = checker.whole()
+    culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
+    for call in modules:
+        if (piece := checker.call(call)) is not None and piece.is_faulty and not whole.is_faulty:
+            culprits += checker.wrong_in(call)
+    return DeviceReport(
+        file=str(tagged.path),
+        device=runs.device,
+        inputs=inputs,
+        bound=bound,
+        pieces=list(checker.looked_at.values()),
+        culprits=culprits or ([whole] if whole.is_faulty else []),
+        placed=checker.placed(),
+        crossings=checker.crossings(),
+        fallbacks=list(checker.fallbacks()),
+        measured=runs.measured,
+        notes=list(checker.notes()),
+    )
+
+
+class _DeviceCheck:
+    def __init__(
+        self, tagged: TaggedFile, pieces: PieceCutter, runs: PieceRunner, bound: float, tell: Callable[[str], None]
+    ) -> None:
+        self._tagged, self._pieces, self._runs, self._bound, self._tell = tagged, pieces, runs, bound, tell
+        self.looked_at: dict[str, PieceReport] = {}
+        self._root = next(iter(tagged.calls)).call
+        self._result = PartResult(status="failed")
+        """That of the whole."""
+
+    def whole(self) -> PieceReport:
+        self._tell("the whole")
+        piece = self._pieces.whole()
+        self._result = self._runs.run(piece)
+        return self._note(piece, self._result, self._root)
+
+    def call(self, call: ModuleCall) -> PieceReport | None:
+        """A call alone; ``None`` if it has no nodes or cannot be cut out."""
+        if str(call) in self.looked_at:
+            return self.looked_at[str(call)]
+        try:
+            piece = self._pieces.of_call(call)
+            if piece is None:
+                return None
+            self._tell(str(call))
+            return self._note(piece, self._runs.run(piece), call)
+        except UsageError as error:  # in a function, of a value without a type, or not in a kit
+            self.looked_at[str(call)] = self._report(call, "not compared", reason=str(error))
+            return None
+
+    def wrong_in(self, call: ModuleCall, *, alone: bool = True) -> list[PieceReport]:
+        """The smallest wrong pieces of a call.
+
+        Args:
+            alone: Whether the call itself was run, and is wrong.
+        """
+        culprits: list[PieceReport] = []
+        for child in self._tagged.calls.children[call]:
+            piece = self.call(child)
+            if piece is None or piece.status == "not compared":
+                culprits += self.wrong_in(child, alone=False)
+            elif piece.is_faulty:
+                culprits += self.wrong_in(child)
+        if alone and not self._runs.runs_any_span:
+            return culprits or [self.looked_at[str(call)]]
+        if alone and not culprits:  # what is wrong is across its parts, or between them
+            culprits.append(self._span(self._main_nodes(call), call))
+        elif alone:
+            between = [node for node in self._main_nodes(call) if is_owned(node, call)]
+            if between and self._is_wrong(between, call):  # beside a part
+                culprits.append(self._span(between, call))
+        return culprits
+
+    def _main_nodes(self, call: ModuleCall) -> list[ir.Node]:
+        """The nodes of a call in the main graph that compute something."""
+        main = self._tagged.model.graph
+        return [n for n in self._tagged.nodes_of(call) if n.graph is main and n.op_type != "Constant"]
+
+    def _span(self, nodes: Sequence[ir.Node], call: ModuleCall) -> PieceReport:
+        """The smallest wrong span of some nodes."""
+        span = smallest_span(nodes, lambda some: self._is_wrong(some, call))
+        piece = self._pieces.of_nodes(f"{call}: {len(span)} nodes", span, [call])
+        if piece is None or len(span) == len(nodes) == 1:
+            return self.looked_at.get(str(call)) or self._report(call, "off")
+        names = {"span": [node.name or "" for node in span], "operators": [node.op_type for node in span]}
+        return self._note(piece, self._runs.run(piece), call, **names)
+
+    def _is_wrong(self, nodes: Sequence[ir.Node], call: ModuleCall) -> bool:
+        self._tell(f"{call}: {len(nodes)} nodes")
+        try:
+            piece = self._pieces.of_nodes(f"{call}: {len(nodes)} nodes", nodes, [call])
+        except UsageError:
+            return False
+        return piece is not None and self._judged(piece, self._runs.run(piece), call).is_faulty
+
+    def _note(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
+        report = self._judged(piece, result, call, **more)
+        self.looked_at[f"{call} {more['span']}" if more else str(call)] = report
+        return report
+
+    def _judged(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
+        status, rounding = judge(piece, result, self._runs.device, self._bound)
+        if status in ("failed", "crashed", "hung") and self._result.status == "ran":
+            status = "not compared"  # as a part of the whole it runs
+        error = result.error if result.error < float("inf") and status != "not compared" else None
+        reason = result.message
+        if status == "not compared" and result.status == "ran":
+            reason = "an output is a sequence, or its right numbers are not finite or cannot be computed"
+        if status == "off" and error is None:
+            reason = "an output has another shape, or is infinite or not a number"
+        more |= {"nodes": count_nodes(result), "seconds": result.seconds, "reason": reason}
+        return self._report(call, status, error=error, rounding=rounding, **more)
+
+    def _report(self, call: ModuleCall, status: PieceStatus, **more: Any) -> PieceReport:
+        return PieceReport(address=call.address, tag=self._tagged.tags[call], status=status, **more)
+
+    # --- where it runs ---
+
+    def _providers(self) -> dict[str, str]:
+        """The provider of each node of the file that the runtime has kept."""
+        names = {node.name for node in self._tagged.nodes}
+        nodes = self._result.nodes.items()
+        return {name: provider for provider, graphs in nodes for graph in graphs for name in graph if name in names}
+
+    def placed(self) -> dict[str, dict[str, int]]:
+        providers, counts_of = self._providers(), dict[str, Counter[str]]()
+        for node in self._tagged.nodes:
+            owner = owner_of(node)
+            if owner is not None and node.name in providers:
+                counts_of.setdefault(owner.call.address, Counter())[providers[node.name]] += 1
+        return {address: dict(counts) for address, counts in counts_of.items()}
+
+    def crossings(self) -> int:
+        """How many values of a run go from one provider to another."""
+        providers, crossing = self._providers(), set()
+        for node in self._tagged.nodes:
+            for value in node.inputs:
+                maker = value.producer() if value is not None else None
+                pair = [providers.get(end.name or "") for end in (maker, node) if end is not None]
+                if len(pair) == 2 and None not in pair and pair[0] != pair[1]:
+                    crossing.add((value, pair[1]))
+        return len(crossing)
+
+    def fallbacks(self) -> Iterator[Fallback]:
+        """The operators that the device does not run, with what its log says about them."""
+        provider = self._runs.device.provider
+        left = {name for name, runs in self._providers().items() if runs != provider}
+        nodes = [node for node in self._tagged.nodes if node.name in left]
+        if provider == CPU or not nodes:
+            return
+        log = self._runs.run(self._pieces.whole(), log=True).log.splitlines()
+        by_operator: dict[str, list[ir.Node]] = {}
+        for node in nodes:
+            by_operator.setdefault(node.op_type, []).append(node)
+        for operator, same in by_operator.items():
+            names = [node.name or "" for node in same]
+            calls = [str(owner.call) for node in same if (owner := owner_of(node))]
+            yield Fallback(
+                operator,
+                names,
+                calls=list(dict.fromkeys(calls)),
+                example=f"{names[0]}: {_shapes(same[0].inputs)} -> {_shapes(same[0].outputs)}",
+                reasons=list(_reasons(log, operator, names)),
+                remedies=self._remedies(same[0]),
+            )
+
+    def _remedies(self, node: ir.Node) -> list[Remedy]:
+        owner = owner_of(node)
+        if not self._runs.runs_any_span or owner is None or node.graph is not self._tagged.model.graph:
+            return []
+        self._tell(f"what puts {node.op_type} on {self._runs.device.name}")
+        with suppress(UsageError):
+            piece = self._pieces.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
+            if piece is not None:
+                return list(tried_remedies(piece, node, self._runs, self._bound))
+        return []
+
+    def notes(self) -> Iterator[str]:
+        device, whole = self._runs.device, self._pieces.whole()
+        if bound := [
+            f"{name} {list(whole.inputs[name].shape)}" for name in inputs_with_dynamic_axes(whole.model, whole.inputs)
+        ]:
+            yield f"dynamic axes had the sizes of the inputs, as devices that compile need: {', '.join(bound)}"
+        if device.simulated:
+            yield f"{device.name} is a simulator here: its times tell nothing about the device"
+        if self._result.nodes and device.provider != CPU and device.provider not in self._result.nodes:
+            yield f"no node runs on {device.name}: the CPU ran the whole"
+
+
+def is_owned(node: ir.Node, call: ModuleCall) -> bool:
+    """Whether a call itself owns a node."""
+    owner = owner_of(node)
+    return owner is not None and call in owner.calls
+
+
+def _shapes(values: Iterable[ir.Value | None]) -> str:
+    """The types and shapes of values."""
+    known = (value for value in values if value is not None)
+    return ", ".join(f"{value.dtype or '?'}{value.shape if value.shape is not None else ''}" for value in known)
+
+
+def _reasons(log: Iterable[str], operator: str, names: Sequence[str]) -> Iterator[str]:
+    """The lines of a provider's log that name an operator's nodes as not supported."""
+    lines = dict.fromkeys(
+        shortened(line.split("] ", 1)[-1].strip(), 200)
+        for line in log
+        if re.search("support|fail", line, re.I) and any(name in line for name in [*names, operator])
+        if "PASSED" not in line
+    )
+    yield from list(lines)[:_REASONS]

@@ -1,0 +1,162 @@
+"""What a file does on a device, as data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from modelexport.core.result_display import Rows, Shown, error_text
+from modelexport.runtime.devices import Device
+from modelexport.runtime.part_process import PartResult
+
+PieceStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
+"""``rounding``: beyond the bound, and no further off than the type of the device is on the CPU."""
+
+
+class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of the file, run alone on the device with right values at its inputs."""
+
+    address: str
+    """The call; for a span of nodes, the call that it is in."""
+    tag: str
+    status: PieceStatus
+    error: float | None = None
+    """The largest error of its outputs, as a share of their size; ``None`` if it did not run or is not a number."""
+    rounding: float | None = None
+    """The same on the CPU in the type of the device; measured where the error is beyond the bound."""
+    reason: str = ""
+    nodes: dict[str, int] = {}
+    """Providers to the number of nodes that they run of it."""
+    span: list[str] = []
+    """The names of the nodes, if it is a span of nodes and not a call."""
+    operators: list[str] = []
+    """The operators of a span."""
+    seconds: float = 0.0
+    """The time of a run; that of a simulator tells nothing about the device."""
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the device is to blame."""
+        return self.status in ("off", "failed", "crashed", "hung")
+
+
+class Remedy(msgspec.Struct, frozen=True):
+    """What was tried on a node that the device does not run."""
+
+    change: str
+    """One of :data:`modelexport.tools.quantize.recipes.CHANGES`, or ``opset`` with a version."""
+    result: str
+    """Nothing if it runs there and is right, else what it does."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the node runs on the device then, and is right."""
+        return not self.result
+
+
+class Fallback(msgspec.Struct, frozen=True):
+    """An operator of which nodes run on the CPU."""
+
+    operator: str
+    nodes: list[str]
+    calls: list[str]
+    example: str
+    """The first node, with the shapes that it takes and returns."""
+    reasons: list[str]
+    """Lines of the provider's log that name it."""
+    remedies: list[Remedy]
+
+
+class FixStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was tried on the device, and makes a piece right."""
+
+    address: str
+    change: str
+    """One of :data:`modelexport.tools.quantize.recipes.CHANGES`."""
+    nodes: list[str]
+    """The nodes of the file that are changed."""
+    operators: list[str] = []
+    before: float | None = None
+    """The error of the piece on the device."""
+    after: float | None = None
+    """The same with the change; ``None`` if it was chosen by the error of the whole."""
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """A changed file that is less wrong on the device."""
+
+    path: str
+    """The file; empty if none was written, because no change made a piece right."""
+    recipe: str
+    """The recipe of the changes, for ``quantize --recipe``."""
+    steps: list[FixStep]
+    unchanged: list[str]
+    """Addresses of what is wrong, and was not made right by any change."""
+    status: PieceStatus
+    error: float | None
+    """The error of the changed file on the device."""
+    rounding: float | None
+    """As :attr:`PieceReport.rounding`."""
+    moved: float
+    """What the changed file computes in exact numbers against the file itself: not 0 if it is quantized less."""
+    nodes: dict[str, int]
+    """Providers to the number of nodes that they run of the changed file."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its outputs are within the bound."""
+        return self.status == "agree"
+
+
+class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+    """A file on a device."""
+
+    file: str
+    device: Device
+    inputs: str
+    bound: float
+    pieces: list[PieceReport]
+    """What was run: the whole first, then calls and spans in the order in which they were looked at."""
+    culprits: list[PieceReport]
+    """The smallest pieces that are wrong."""
+    placed: dict[str, dict[str, int]]
+    """Addresses of calls to providers to the number of the call's own nodes."""
+    crossings: int
+    """How many values go from one provider to another in a run."""
+    fallbacks: list[Fallback]
+    measured: int
+    """Pieces that were run now; the results of the others were kept."""
+    notes: list[str] = []
+    fix: Fix | None = None
+
+    @property
+    def whole(self) -> PieceReport:
+        """The whole file."""
+        return self.pieces[0]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the outputs of the whole file, or of the changed one, are within the bound."""
+        return self.verdict == "agree"
+
+    @property
+    def verdict(self) -> Literal["agree", "differ", "not compared"]:
+        """``not compared`` if an output has no right numbers and the others agree."""
+        status = (self.whole if self.fix is None else self.fix).status
+        return status if status in ("agree", "not compared") else "differ"
+
+    def __repr__(self) -> str:
+        named = ", ".join(piece.address or "." for piece in self.culprits)
+        wrong = f"; wrong in {named}" if named else ""
+        return f"<DeviceReport {self.file} on {self.device}: {self.whole.status}{wrong}>"
+
+    def _table(self) -> Rows:
+        yield "call", "status", "error", "rounding"
+        for piece in self.pieces:
+            yield piece.address or ".", piece.status, error_text(piece.error), error_text(piece.rounding)
+
+
+def count_nodes(result: PartResult) -> dict[str, int]:
+    """Providers to the number of nodes that they run."""
+    return {provider: sum(map(len, graphs)) for provider, graphs in result.nodes.items()}

@@ -1,0 +1,72 @@
+"""``verify FILE --device NAME``: whether a file is right on a device, and if not, which module is wrong there.
+
+The whole file is run first. Only if it is wrong, its calls are run, each alone with right values at its inputs, down to
+the smallest that is wrong; where all parts of a call are right and the call is not, the device fuses or casts across
+them, and the smallest wrong span of its nodes is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.errors import UsageError
+from modelexport.files.path_or_model import Source
+from modelexport.runtime.devices import CPU, find_device
+from modelexport.runtime.part_process import LIMIT
+from modelexport.tagged.file import read_tagged
+from modelexport.tools.devices.device_check import check
+from modelexport.tools.devices.device_report import DeviceReport
+from modelexport.tools.devices.fixes import find_fix
+from modelexport.tools.devices.judged_pieces import BOUND
+from modelexport.tools.devices.part_runs import PartRuns
+from modelexport.tools.quantize.quantize import check_quantized_writable
+from modelexport.traces.inputs_and_example_sizes import make_feeds
+from modelexport.traces.tolerances import check_bound
+
+
+def verify_device(
+    file: Source,
+    *,
+    device: str,
+    modules: Sequence[str] = (),
+    inputs: Mapping[str, Any] | str | Path | None = None,
+    bound: float = BOUND,
+    limit: float = LIMIT,
+    keep: bool = True,
+    fix: str | Path | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda step: None,
+) -> DeviceReport:
+    """Run a tagged file on a device, compare it with what it should compute, and find the module that is wrong.
+
+    Args:
+        file: A tagged file. It is right by definition: its values are computed exactly, in float64.
+        modules: Selectors of calls that are run alone even if the whole is right.
+        inputs: Arrays by name, or a file of them; by default those of the reference values, or random ones.
+        device, bound, limit, keep, fix, seed: As :func:`modelexport.verify` has them.
+        tell: Called with the name of each piece that is run.
+
+    Raises:
+        UsageError: This machine does not have the device, or a module does not exist, or a number makes no sense.
+        FileFormatError: The file is missing or has no tags.
+        InputsError: The inputs do not fit.
+        OutputError: The changed file cannot be written.
+    """
+    check_bound(bound)
+    if not limit > 0:
+        raise UsageError(f"{limit:g} is not a limit: give seconds")
+    on, tagged = find_device(device), read_tagged(file)
+    fix = None if fix is None else Path(fix)
+    if fix is not None:
+        check_quantized_writable(fix, tagged.path)
+    chosen = tagged.select(*modules).calls if modules else ()
+    feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
+    with PartRuns(on, limit=limit, keep=keep) as runs:
+        report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=tell)
+        if fix is None or report.agrees:
+            return report
+        return msgspec.structs.replace(report, fix=find_fix(tagged, report, fix, feeds, runs, tell))

@@ -1,0 +1,171 @@
+"""Nodes of a file as small models of their own, with right values at their inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import required_inputs, values_taken
+from modelexport.regions.cut_pieces import outputs_of
+from modelexport.regions.graph_cutter import Cut, Cutter
+from modelexport.regions.inferred_types import infer_types
+from modelexport.runtime.part_process import largest
+from modelexport.runtime.part_runner import output_error
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.array_differences import is_comparable
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.node_computation import NodeError
+
+_KEPT = 2**28
+"""Bytes of values that are kept although nothing asked for them, so that a file is seldom run again."""
+HALF_LIMIT = 65504.0
+"""The largest number of float16."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Nodes as a model of their own; the whole file is a piece too."""
+
+    name: str
+    nodes: tuple[ir.Node, ...]
+    """The nodes of the file, in its order."""
+    model: ir.Model
+    folder: Path
+    """Where the external data of the model is."""
+    inputs: Mapping[str, Any]
+    """Names of its inputs to the right arrays."""
+    outputs: Mapping[str, Any]
+    """Those that can be compared."""
+
+    def with_model(self, model: ir.Model) -> Piece | None:
+        """The piece with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
+        try:
+            results = FileRun(model, in_float64_for="float32").run(self.inputs)
+        except NodeError:
+            return None
+        outputs = {name: results[name].astype(right.dtype) for name, right in self.outputs.items()}
+        return replace(self, model=model, outputs=outputs)
+
+    def errors_on_cpu(self) -> float:
+        """The largest error of ONNX Runtime on the CPU."""
+        results = run_session(open_session(self.model, folder=self.folder, optimized=True), self.inputs)
+        return error_between(self.outputs, results)
+
+    def cost_of_half(self) -> float:
+        """The largest error if every number is rounded to float16, each operator being computed exactly."""
+        run = FileRun(self.model, in_float64_for="float32")
+        inputs = {name: _as_half(array) for name, array in self.inputs.items()}
+        try:
+            results = run.run(
+                inputs,
+                lambda node, arguments, value, array: _as_half(array),
+                change=lambda value, array: _as_half(array),
+            )
+        except NodeError:
+            return 0.0
+        return error_between(self.outputs, {k: results[k].astype(right.dtype) for k, right in self.outputs.items()})
+
+
+def error_between(right: Mapping[str, Any], results: Mapping[str, Any]) -> float:
+    """The largest error of some arrays, by name."""
+    return largest(output_error(array, results[name]) for name, array in right.items())
+
+
+def _comparable(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in outputs.items() if is_comparable(array)}
+
+
+def _as_half(array: Any) -> Any:
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        return np.clip(array, -HALF_LIMIT, HALF_LIMIT).astype(np.float16).astype(array.dtype)
+
+
+class PieceCutter:
+    """Cuts pieces out of one file that was run once, exactly, on some inputs.
+
+    Args:
+        tagged: The file.
+        inputs: Names of its inputs to arrays.
+    """
+
+    def __init__(self, tagged: TaggedFile, inputs: Mapping[str, Any]) -> None:
+        self._tagged, self._inputs = tagged, inputs
+        with suppress(UsageError):  # the CPU has no kernel
+            infer_types(tagged)
+        self._bytes = 0
+        self._cutter = Cutter(tagged)
+        self._run = FileRun(tagged.model, in_float64_for="float32")
+        self._right: dict[ir.Value, Any] = {
+            value: np.asarray(inputs[value.name or ""]) for value in tagged.model.graph.inputs if value.name in inputs
+        }
+        boundaries = (
+            value for boundary in tagged.boundaries.values() for value in (*boundary.inputs, *boundary.outputs)
+        )
+        self._compute([*tagged.model.graph.outputs, *boundaries])
+
+    def whole(self) -> Piece:
+        """The file itself."""
+        model = self._tagged.model
+        values = [value for value in model.graph.outputs if value in self._right]
+        outputs = {value.name or "": self._array(value) for value in values}
+        return Piece(".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), _comparable(outputs))
+
+    def of_call(self, call: ModuleCall) -> Piece | None:
+        """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
+        if call.address in ("", ".") or not self._cutter.has_nodes(call):
+            return None
+        return self._piece(str(call), self._tagged.nodes_of(call), self._cutter.cut(call))
+
+    def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> Piece | None:
+        """Some nodes of the main graph."""
+        inside_piece = set(nodes)
+        taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
+        outside = [value for value in taken if value.producer() not in inside_piece and not value.is_initializer()]
+        outputs = outputs_of(nodes)
+        needs = self._cutter.needs(inside_piece, outside)
+        calls_inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+        return self._piece(name, nodes, self._cutter.copy(inside_piece, needs, outputs, calls_inside, calls, name))
+
+    def _piece(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Piece | None:
+        self._compute([*cut.inputs, *cut.outputs])
+        if not cut.inputs or not all(value in self._right for value in (*cut.inputs, *cut.outputs)):
+            return None  # constants are computed when the file is loaded
+        inputs = {
+            value.name or "": source for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
+        }
+        outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
+        taken, right = ({key: self._array(source) for key, source in side.items()} for side in (inputs, outputs))
+        return Piece(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
+
+    def _array(self, value: ir.Value) -> Any:
+        """The right array of a value, in its type."""
+        array = self._right[value]
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(array if value.dtype is None else array.astype(value.dtype.numpy()))
+
+    def _compute(self, values: Iterable[ir.Value]) -> None:
+        """Run the file for the values that are not known yet."""
+        wanted = {value for value in values if value not in self._right}
+        if not wanted:
+            return
+
+        def watch(node: ir.Node, arguments: Sequence[Any], value: ir.Value, array: Any) -> Any:
+            if isinstance(array, np.ndarray) and (value in wanted or self._bytes < _KEPT):
+                self._right[value] = array
+                self._bytes += array.nbytes
+            return array
+
+        with suppress(NodeError):  # what follows has no right values
+            self._run.run(self._inputs, watch)

@@ -1,0 +1,45 @@
+"""Replaces a node that a device does not run by equivalent nodes, each of them tried on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from modelexport.core.text import shortened
+from modelexport.errors import UsageError
+from modelexport.graph.copies import copy_of
+from modelexport.tools.devices.device_report import Remedy, count_nodes
+from modelexport.tools.devices.judged_pieces import PieceRunner, judge
+from modelexport.tools.devices.pieces import Piece
+from modelexport.tools.quantize.changes_for_devices import change_nodes
+
+_CHANGES = ("definition", "float")
+
+
+def tried_remedies(piece: Piece, node: ir.Node, runs: PieceRunner, bound: float) -> Iterator[Remedy]:
+    """Try changes of a node on a device.
+
+    Args:
+        piece: The node alone.
+    """
+    for change in _CHANGES:
+        model = copy_of(piece.model)
+        if change_nodes(model, change, [node.name]):
+            yield Remedy(change, _result(piece, model, runs, bound))
+
+
+def _result(piece: Piece, model: ir.Model, runs: PieceRunner, bound: float) -> str:
+    if (changed := piece.with_model(model)) is None:
+        return "cannot be computed"
+    try:
+        result = runs.run(changed)
+    except UsageError as error:
+        return shortened(str(error), 100)
+    if result.status != "ran":
+        return f"{result.status}: {shortened(result.message.removeprefix('[ONNXRuntimeError] : '), 100)}"
+    status, _ = judge(changed, result, runs.device, bound)
+    if status not in ("agree", "rounding"):
+        return f"is off by {result.error:.2g}"
+    elsewhere = sum(count for provider, count in count_nodes(result).items() if provider != runs.device.provider)
+    return "not there either" if elsewhere else ""

@@ -1,0 +1,300 @@
+"""The figures of a package, each of its parts apart: with the sizes and inputs that a part has when the package runs.
+
+A graph that takes a prompt as well as single tokens is measured as both, ``prefill`` and ``decode``. A file is a
+package of one part without a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.text import plural, suggest
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.fitted_inputs import check_names
+from modelexport.runtime.input_files import read_feeds
+from modelexport.runtime.sessions import Level, open_session, run_session
+from modelexport.tables.costs import CostTable, cost, read_one
+from modelexport.tables.table import Table
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.package import read_package
+from modelexport.tools.figures.profiles import ModuleProfile, profile
+from modelexport.traces.inputs_and_example_sizes import random_feeds, sizes_of_other
+
+PREFILL, DECODE = "prefill", "decode"
+_PROMPT = 32
+"""Tokens of a prompt whose length is not given."""
+_IDS = 4096
+"""How many tokens are embedded at once."""
+
+AnyTable = TypeVar("AnyTable", bound=Table)
+PartFeeds = dict[str, tuple[dict[str, Any], str]]
+"""Name of a use of a part to its inputs, and where they come from."""
+
+
+def _open(tagged: TaggedFile, *inputs: str) -> list[str]:
+    """The names of the dynamic axes of those inputs of a file that it has; by default of all."""
+    values = [value for value in tagged.model.graph.inputs if not inputs or value.name in inputs]
+    sizes = [size.value for value in values for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
+    return [size for size in sizes if size is not None and size.isidentifier()]
+
+
+def generation_feeds(
+    generator: Generator,
+    uses: Mapping[str, TaggedFile],
+    user_inputs: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    provider: str,
+    seed: int,
+) -> PartFeeds:
+    """What the parts get in the first step, and the decoder in the second, after a prompt as long as its cache."""
+    random_prompt = _prompts(generator, uses, user_inputs, sizes, provider, seed)
+    token_input = generator.how.tokens
+    asked = sizes.get(SEQUENCE) if SEQUENCE in _open(uses[DECODE], *TOKENS) else None
+    first = random_prompt(asked or int("encoder" in uses))
+    length = first[token_input].shape[1]
+    cached = sizes.get(PAST_SEQUENCE, length)
+    second = first if cached == length or user_inputs else random_prompt(cached)
+    *_, prefill = generator.steps(first, 1)
+    before = [part for part in uses if part not in (PREFILL, DECODE)]
+    feeds: PartFeeds = {part: (dict(generator.taken[part]), _source(user_inputs, "random")) for part in before}
+    *_, decode = generator.steps(second, 2)
+    for name, ran, prompt, text in ((PREFILL, prefill, first, ""), (DECODE, decode, second, "the step after ")):
+        tokens = f"a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
+        feeds[name] = dict(ran.feeds), _source(user_inputs, text + tokens)
+    return feeds
+
+
+def _prompts(
+    generator: Generator,
+    uses: Mapping[str, TaggedFile],
+    user_inputs: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    provider: str,
+    seed: int,
+) -> Callable[[int], dict[str, Any]]:
+    """What makes random prompts of a number of tokens, or for 0 of any number, with the same image or sound."""
+    token_input = generator.how.tokens
+    logits = next((value.shape for value in uses[DECODE].model.graph.outputs if value.name == "logits"), None)
+    vocabulary = logits[-1] if logits is not None and isinstance(logits[-1], int) else 10
+    batch = sizes.get(BATCH, 1) if BATCH in _open(uses[DECODE], *TOKENS) else 1
+    encoded: dict[str, Any] = {}
+    for part in ENCODERS:
+        if part in uses:  # as many rows as there are prompts, or so many times those that it always takes
+            encoder = uses[part]
+            shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
+            rows = {str(shape[0]) for shape in shapes}
+            axes = {symbol: sizes.get(symbol, batch if symbol in rows else _PROMPT) for symbol in _open(encoder)}
+            drawn = random_feeds(encoder, encoder.path, axes, known=user_inputs, provider=provider, seed=seed)
+            times = batch if all(isinstance(shape[0], int) for shape in shapes) else 1
+            encoded |= {name: np.concatenate([array] * times) for name, array in drawn.items()}
+    places: list[int] = []
+    if "embedding" in uses and token_input not in user_inputs:
+        places = _placeholders(generator, encoded, vocabulary, batch)
+
+    def prompt(length: int) -> dict[str, Any]:
+        length = length or max(_PROMPT, len(places) + 2)
+        if len(places) >= length:
+            raise InputsError(
+                f"an image or sound takes {len(places)} tokens of a prompt: --size sequence has to be larger than that"
+            )
+        random = np.random.default_rng(seed)
+        ids = random.integers(1, max(vocabulary, 2), (batch, length)).astype(np.int64)
+        if places:
+            ids[np.isin(ids, places)] = next(token for token in range(1, vocabulary) if token not in places)
+            ids[:, 1 : len(places) + 1] = places
+        values = {**encoded, token_input: np.asarray(user_inputs.get(token_input, ids))}
+        if token_input == "input_ids":
+            values["attention_mask"] = np.ones_like(values[token_input])
+        return values | {name: np.asarray(array) for name, array in user_inputs.items()}
+
+    return prompt
+
+
+def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: int, batch: int) -> list[int]:
+    """The placeholder token, once for each feature of a row: the token whose embedding is a feature."""
+    features: dict[str, Any] = {}
+    for part in generator.how.before:
+        if part in ENCODERS:
+            features |= generator.run(part, encoded)
+    others = {name: array + 1 for name, array in features.items()}
+    tokens: list[int] = []
+    for start in range(0, vocabulary, _IDS):
+        ids = np.arange(start, min(start + _IDS, vocabulary), dtype=np.int64)[None]
+        first, second = (
+            generator.run("embedding", {generator.how.tokens: ids, **encodings})["inputs_embeds"]
+            for encodings in (features, others)
+        )
+        tokens += ids[(first != second).any(-1)].tolist()
+    return tokens[:1] * (min((len(array) for array in features.values()), default=0) // batch)
+
+
+def chained_feeds(uses: Mapping[str, PartUse], user_inputs: Mapping[str, Any], provider: str, seed: int) -> PartFeeds:
+    """What each part gets where they run one after the other."""
+    values, feeds_of_parts = dict(user_inputs), {}
+    for name, use in uses.items():
+        tagged = use.tagged
+        feeds = random_feeds(tagged, tagged.path, use.sizes, known=values, provider=provider, seed=seed)
+        before = [name for name in feeds if name in values and name not in user_inputs]
+        text = f"random, and {', '.join(before)} of parts before it" if before else "random"
+        feeds_of_parts[name] = feeds, _source(user_inputs, text)
+        values |= feeds
+        values |= run_session(open_session(tagged.path, provider=provider, optimized=True), feeds)
+    return feeds_of_parts
+
+
+def _source(user_inputs: Mapping[str, Any], text: str) -> str:
+    return f"given ({', '.join(user_inputs)}), else {text}" if user_inputs else text
+
+
+@dataclass(frozen=True)
+class PartUse:
+    """One use of one part."""
+
+    tagged: TaggedFile
+    sizes: Mapping[str, int]
+    """Of its dynamic axes: those given, and those that follow from the use."""
+    part: str
+    """The name of the part, and in parentheses what it runs if it has two uses."""
+
+    def named(self, table: AnyTable, folder: Path) -> AnyTable:
+        """A table with the name of the package and of the part."""
+        return replace(table, name=f"{folder.resolve().name}: {self.part}", part=self.part)
+
+
+def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
+    """:func:`modelexport.cost` of a file, or of each part of a package by name.
+
+    Args:
+        sizes: Names of dynamic axes to sizes. The length of a prompt is also that of the cache that a step then finds.
+
+    Raises:
+        FileFormatError: A file is missing, or the folder is not a package.
+        UsageError: No part has a dynamic axis of a name in ``sizes``.
+    """
+    path = as_path(path)
+    if not path.is_dir():
+        return {"": cost(path, sizes)}
+    return {name: use.named(cost(use.tagged, use.sizes), path) for name, use in uses_of(path, sizes or {}).items()}
+
+
+def profile_parts(
+    path: Source,
+    inputs: Mapping[str, Any] | str | Path | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    runs: int = 10,
+    warmup: int = 2,
+    level: Level = "all",
+    provider: str = CPU,
+    seed: int = 0,
+) -> dict[str, ModuleProfile]:
+    """:func:`modelexport.profile` of a file, or of each part of a package by name.
+
+    What generates runs a prompt and a step after it, with the cache that the prompt left. Other packages run their
+    parts in order; a part gets what parts before it give under the name of its input. All else is random.
+
+    Args:
+        inputs: Name to array, or a file of them, for the package as a whole.
+        sizes: Of dynamic axes: ``sequence`` is the length of the prompt, ``past_sequence`` that of the cache.
+        runs, warmup, level, provider, seed: As for a file.
+
+    Raises:
+        FileFormatError: A file is missing, or has no tags; or the folder is not a package.
+        InputsError: The inputs do not fit, or no random ones do.
+        UsageError: ONNX Runtime does not run a part, or no part has a dynamic axis of a name in ``sizes``.
+    """
+    how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider, "seed": seed}
+    path = as_path(path)
+    if not path.is_dir():
+        return {"": profile(path, inputs, sizes=sizes, **how)}
+    uses = uses_of(path, sizes or {})
+    user_inputs = read_feeds(Path(inputs), seed) if isinstance(inputs, str | Path) else dict(inputs or {})
+    taken = (value.name or "" for use in uses.values() for value in use.tagged.model.graph.inputs)
+    check_names(user_inputs, taken, str(path))
+    if DECODE in uses:
+        generator = Generator.of(read_package(path), provider=provider)
+        tagged = {name: use.tagged for name, use in uses.items()}
+        feeds_of_parts = generation_feeds(generator, tagged, user_inputs, sizes or {}, provider, seed)
+    else:
+        feeds_of_parts = chained_feeds(uses, user_inputs, provider, seed)
+    profiles = {}
+    for name, (feeds, source) in feeds_of_parts.items():
+        measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
+        profiles[name] = replace(measured, table=uses[name].named(measured.table, path))
+    return profiles
+
+
+def common_sizes(path: Source, other: Source, sizes: Mapping[str, int]) -> dict[str, int]:
+    """``sizes``, and those of the dynamic axes of a file that another one of the same model fixes.
+
+    Of packages, ``sizes`` alone.
+
+    Raises:
+        FileFormatError: A file is missing or not ONNX.
+        InputsError: No inputs fit both files.
+    """
+    if as_path(path).is_dir() or as_path(other).is_dir():
+        return dict(sizes)
+    first, second = read_tagged(path), read_tagged(other)
+    sizes_of_other(second, first, sizes)
+    return {**sizes_of_other(first, second, {}), **sizes}
+
+
+def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any) -> dict[str, ModuleProfile]:
+    """Run another file or package of the same model on the inputs that one was measured with.
+
+    Inputs that it does not have are left out, as a tool removes those that nothing reads.
+
+    Raises:
+        FileFormatError: A file is missing, or has no tags; or the folder is not a package.
+        InputsError: It takes an input that the first does not have.
+        UsageError: It does not have these parts, or ONNX Runtime does not run one.
+    """
+    others = {name: use.tagged for name, use in uses_of(path, {}).items()} if Path(path).is_dir() else {"": path}
+    if others.keys() != measured.keys():
+        raise UsageError(
+            f"{path} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
+            f"the other {', '.join(measured) if '' not in measured else 'is one file'}; give two files, or two packages"
+        )
+    profiles = {}
+    for name, profiled in measured.items():
+        tagged = read_one(others[name])
+        taken = {value.name for value in tagged.model.graph.inputs}
+        feeds = {key: array for key, array in profiled.feeds.items() if key in taken}
+        profiles[name] = profile(tagged, feeds, **how)
+    return profiles
+
+
+def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
+    """The uses of the parts of a package by name, in the order in which they run."""
+    files = {name: read_tagged(file) for name, file in read_package(path).files.items()}
+    symbols = {name: _open(tagged) for name, tagged in files.items()}
+    known = [symbol for of_part in symbols.values() for symbol in of_part]
+    for name in sizes:
+        if name not in known:
+            has = f"they have {', '.join(dict.fromkeys(known))}" if known else "all of their sizes are fixed"
+            raise UsageError(f"the parts of {path} have no dynamic axis '{name}'{suggest(name, known)}; {has}")
+    uses = {
+        name: PartUse(tagged, {symbol: size for symbol, size in sizes.items() if symbol in symbols[name]}, name)
+        for name, tagged in files.items()
+    }
+    if DECODE not in uses:
+        return uses
+    step = uses.pop(DECODE)
+    past = [symbol for symbol in (PAST_SEQUENCE,) if symbol in symbols[DECODE]]
+    if PREFILL not in uses:
+        uses[PREFILL] = replace(step, sizes={**step.sizes, **dict.fromkeys(past, 0)}, part=f"{DECODE} ({PREFILL})")
+        step = replace(step, part=f"{DECODE} (one token)")
+    before = dict.fromkeys(past, sizes[SEQUENCE]) if SEQUENCE in sizes else {}
+    now = {SEQUENCE: 1} if SEQUENCE in symbols[DECODE] else {}
+    uses[DECODE] = replace(step, sizes={**before, **step.sizes, **now})
+    return uses

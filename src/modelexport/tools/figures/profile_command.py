@@ -1,0 +1,105 @@
+"""`profile`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from modelexport.core.declared_options import option
+from modelexport.errors import UsageError
+from modelexport.terminal.model_argument import Loading, ModelChoice
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.table_options import ONLY, SIZE, Shown, selected_calls, show
+
+LevelName = Literal["all", "extended", "basic", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How FILE is run"""
+
+    runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
+    warmup: int = option(2, "The number of runs before the measured ones.", metavar="N", least=0)
+    level: LevelName = option("all", "ONNX Runtime's optimization level.")
+    provider: str = DEVICE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What it is compared with"""
+
+    against: Path | None = option(
+        None, "Another ONNX file of the same model, for example a quantized one.", metavar="OTHER.onnx", file="read"
+    )
+    against_torch: str | None = option(
+        None, "Compare with the time of the same model in PyTorch.", metavar="MODEL", file="model"
+    )
+
+
+def profile(
+    file: Path = FILE_OR_FOLDER,
+    selectors: Sequence[str] = ONLY,
+    inputs: Path | None = ARRAYS,
+    size: Sequence[str] = SIZE,
+    *,
+    how: RunOptions,
+    beside: Beside,
+    loading: Loading,
+    shown: Shown,
+) -> None:
+    """Run FILE in ONNX Runtime as users do, and show the time and memory of each module."""
+    from modelexport.tables import columns
+
+    compared = beside.against is not None or beside.against_torch is not None
+    shown.check((*columns.PROFILE, columns.AGAINST, columns.RATIO) if compared else columns.PROFILE)
+    if beside.against is not None and beside.against_torch is not None:
+        raise UsageError("give --against or --against-torch, not both")
+    if beside.against_torch is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
+    from modelexport.runtime.devices import find_device
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import files_of
+    from modelexport.tools.figures import side_by_side as comparing
+    from modelexport.tools.figures.measured_parts import common_sizes, profile_parts, profile_same
+
+    if selectors:
+        selected_calls({name: read_tagged(part) for name, part in files_of(file).items()}, selectors)  # before the work
+    device = find_device(how.provider)
+    if device.compiles and not file.is_dir():
+        if compared:
+            raise UsageError(f"{device} compiles its graphs: --against and --against-torch go with other devices")
+        from modelexport.tools.devices.times_alone import time_calls_alone
+
+        where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
+        table = time_calls_alone(file, device=how.provider, tell=stages_on_line().tell, **where)
+        show({"": table}, "seconds_alone", selectors, shown)
+        return
+    running = dataclasses.asdict(how)
+    stages = stages_on_line()
+    run_inputs: Any = inputs
+    sizes = parsed_sizes(size)
+    if beside.against is not None and inputs is None:
+        sizes = common_sizes(file, beside.against, sizes)
+    if beside.against_torch is not None:
+        loaded, example = ModelChoice(beside.against_torch, inputs, loading).of_file(file).load(stages)
+        from modelexport.pytorch.inputs.named_inputs import feeds
+        from modelexport.runtime.sessions import open_file, session_options
+
+        run_inputs = feeds(example, open_file(file, session_options("none", how.provider)))
+    with stages(f"run {file.name}"):
+        measured = profile_parts(file, run_inputs, sizes=sizes, seed=loading.seed, **running)
+    if beside.against is not None:
+        with stages(f"run {beside.against.name}"):
+            others = profile_same(beside.against, measured, **running)
+        measured = {name: comparing.profile_against(part, others[name]) for name, part in measured.items()}
+    elif beside.against_torch is not None:
+        from modelexport.pytorch.calls.call_times import time_calls
+
+        with stages("run PyTorch"):
+            seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
+        measured = {name: comparing.profile_beside(part, seconds, "PyTorch") for name, part in measured.items()}
+    show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured)

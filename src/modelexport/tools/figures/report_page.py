@@ -1,0 +1,185 @@
+"""``report``: the facts, the verification and the cost of a file on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import percent_text, plural
+from modelexport.files.atomic_writing import check_writable
+from modelexport.runtime.devices import CPU
+from modelexport.tables import columns
+from modelexport.tables.columns import AGAINST, RATIO
+from modelexport.tables.costs import cost
+from modelexport.tables.html_page import Page, Section, write_page
+from modelexport.tables.table import Table
+from modelexport.tagged.documents.hierarchy_sidecar import graph_value
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.package import files_of
+from modelexport.tools.compare.against_file import verify_against
+from modelexport.tools.compare.against_report import AgainstReport, Loss, weight_of
+from modelexport.tools.figures.measured_parts import DECODE, common_sizes, cost_parts, profile_parts, profile_same
+from modelexport.tools.figures.profiles import ModuleProfile, noise_note
+from modelexport.tools.figures.side_by_side import cost_against, profile_against
+from modelexport.traces.reference_values import reference_path
+from modelexport.verify.against_reference import verify_reference
+from modelexport.verify.verify_report import CallVerdict, VerifyReport
+
+_SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
+_LISTED = 5
+"""How many calls that are off a section lists."""
+_TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
+
+
+def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
+    """A table with a column ``error``: how far off what each call computes is, as a share of its size.
+
+    It is measured from the right values before the call, or where PyTorch's are not known there, in a run of the whole.
+    """
+    errors = {}
+    for call in report.calls:
+        comparison = call.per_module or (call.end_to_end if isinstance(call, CallVerdict) and call.nodes else None)
+        error = (
+            comparison.norm if isinstance(comparison, Loss) else comparison.relative if comparison is not None else None
+        )
+        if error is not None:
+            errors[ModuleCall.parse(call.address)] = error
+    return table.with_column(columns.ERROR, errors)
+
+
+def write_report_page(
+    path: str | Path,
+    output: Path,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    profiled: bool = False,
+    provider: str = CPU,
+    against: Path | None = None,
+    verified: Mapping[str, VerifyReport | None] | None = None,
+) -> None:
+    """Write one page with the verification, facts, tree, coverage and cost of a file.
+
+    Of a package, each part is on the page.
+
+    Args:
+        profiled: Also run it, and show the time of its modules.
+        against: A file that was made from this one, such as a quantized one: its error by module is on the page instead
+            of the verification, and with ``profiled`` its time.
+        verified: The verification of the file, under an empty name, or of the parts; without it a file is compared with
+            reference values, if these are beside it.
+
+    Raises:
+        FileFormatError: A file is missing or has no tags.
+        OutputError: The page cannot be written.
+        UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
+    """
+    check_writable(output, alone=True)
+    files = files_of(path)
+    sizes = sizes or {}
+    if against is not None:
+        sizes = common_sizes(path, against, sizes)
+    tables = cost_parts(path, sizes)
+    times = profile_parts(path, sizes=sizes, provider=provider) if profiled else {}
+    if against is not None and profiled:
+        others = profile_same(against, times, provider=provider)
+        times = {name: profile_against(profiled_part, others[name]) for name, profiled_part in times.items()}
+    pages = []
+    for name, table in tables.items():
+        # A part that takes prompts and single tokens alike is there twice.
+        tagged = read_tagged(files.get(name) or files[DECODE])
+        known = (verified or {}).get(name if name in files else DECODE)
+        pages.append(_page(name, table, tagged, times.get(name), against, known))
+    write_page(output, *pages)
+
+
+def _page(
+    part: str,
+    table: Table,
+    tagged: TaggedFile,
+    measured: ModuleProfile | None,
+    against: Path | None,
+    verified: VerifyReport | None,
+) -> Page:
+    sections: list[Section] = []
+    other = against.name if against is not None else ""
+    if against is not None:
+        losses = verify_against(tagged.path, against)
+        table = with_errors(cost_against(table, cost(against)), losses)
+        sections.append(_losses(against, losses))
+    else:
+        if verified is None and reference_path(tagged.path).exists() and tagged.hierarchy is not None:
+            verified = verify_reference(tagged.path)
+        if verified is not None:
+            table = with_errors(table, verified)
+        sections.append(_verification(verified, tagged))
+    sections.append(_facts(tagged))
+    page = Page(table, columns.FLOPS.name, sections, part, other, _sources(tagged))
+    if measured is None:
+        return page
+    noise = [note for facts in (measured.facts, measured.against) if facts is not None for note in noise_note(facts)]
+    if noise:
+        page = replace(page, sections=[("Time", [note.partition(": ")[::2] for note in noise]), *sections])
+    timed = [  # with their seconds alone: cost has its own peak memory
+        replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
+        for node in measured.table.nodes
+    ]
+    table = replace(
+        table,
+        columns=(*(c for c in measured.table.columns if c.name in _TIMES), *table.columns),
+        nodes=(*table.nodes, *timed),
+        notes=(*table.notes, *measured.table.notes),
+    )
+    return replace(page, table=table, main=columns.SECONDS.name)
+
+
+def _sources(tagged: TaggedFile) -> dict[str, str]:
+    """The Python module and the line of the class of each module, if the sidecar has it."""
+    modules = tagged.hierarchy.modules if tagged.hierarchy is not None else []
+    return {m.path: f"{m.qualified_class.removesuffix(f'.{m.class_name}')}:{m.line}" for m in modules if m.line}
+
+
+def _facts(tagged: TaggedFile) -> Section:
+    coverage, model = tagged.coverage, tagged.model
+    kinds = {name: count for name, count in msgspec.structs.asdict(coverage).items() if count}
+    facts = [
+        ("made by", f"{model.producer_name or ''} {model.producer_version or ''}".strip()),
+        ("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opset_imports.items())),
+        ("module calls", f"{len(tagged.calls):,}"),
+        ("nodes", f"{len(tagged.nodes):,}; their calls: {', '.join(f'{n:,} {name}' for name, n in kinds.items())}"),
+        ("inputs", ", ".join(map(str, map(graph_value, model.graph.inputs)))),
+        ("outputs", ", ".join(map(str, map(graph_value, model.graph.outputs)))),
+    ]
+    return "File", [fact for fact in facts if fact[1]]
+
+
+def _losses(against: Path, report: AgainstReport) -> Section:
+    lines = [
+        ("file", against.name),
+        (f"first module that is off by more than {percent_text(report.bound)}", report.first_beyond or "none"),
+    ]
+    for loss in report.outputs:
+        norm = f"off by {percent_text(loss.norm)} of its norm" if loss.norm is not None else ""
+        cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
+        lines.append((loss.difference.name, ", ".join(filter(None, [report.verdict_on(loss), norm, cosine]))))
+    lines += [
+        (call.address or ".", f"off by {percent_text(weight_of(call.per_module))} of its norm by itself")
+        for call in report.listed[:_LISTED]
+    ]
+    return f"Against another file: {_SAID[report.verdict]}", lines
+
+
+def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
+    if report is None:
+        other = "--model MODEL" if tagged.found_calls is None else "--against OTHER.onnx"
+        return "Verification", [("not run", f"modelexport verify {tagged.path.name} {other}")]
+    lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
+    lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
+    if report.diverging is not None:
+        lines.append(("first diverging", f"{report.diverging.address or '.'}: {report.diverging.reason}"))
+    wrong = [call for call in report.calls if call.status == "differ" and call != report.diverging]
+    lines += [(call.address or ".", call.reason) for call in wrong[:_LISTED]]
+    return f"Verification: {_SAID[report.verdict]}", lines

@@ -1,0 +1,1 @@
+"""Optimizers of other packages, run on tagged files."""

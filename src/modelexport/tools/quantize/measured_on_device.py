@@ -1,0 +1,99 @@
+"""Quantized versions of a file on a device: each is a model of its own, since devices do not run an ``If``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import RunError
+from modelexport.runtime.devices import find_device
+from modelexport.runtime.part_process import PartProcess, write_part
+from modelexport.tagged.file import TaggedFile
+from modelexport.tools.quantize.methods import Method
+from modelexport.tools.quantize.quantize import calibrate, quantize_model
+from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit
+from modelexport.traces.calibration_data import RunInputs
+
+
+class OnDevice(SwitchableSession):
+    """A :class:`SwitchableSession` that runs choices on a device, in a process of its own, and right values here."""
+
+    def __init__(
+        self,
+        tagged: TaggedFile,
+        units: Sequence[Unit],
+        methods: Sequence[Method],
+        feeds: RunInputs,
+        device: str,
+        output: str | None,
+    ) -> None:
+        """Quantize every unit by every method.
+
+        Args:
+            feeds: Inputs to measure ranges with.
+            device: ``NAME[,option=value...]``.
+
+        Raises:
+            UsageError: As :class:`SwitchableSession`, or this machine does not have the device.
+        """
+        self._tagged = tagged
+        self._process = PartProcess(find_device(device))
+        self._models = 0
+        self._current: tuple[object, Callable[[Mapping[str, Any]], Any]] = None, lambda feeds: None
+        try:
+            measured = any(method.row.needs_data for method in methods)
+            self._ranges = calibrate(tagged.model, feeds, self._process.folder) if measured else None
+            super().__init__(tagged, units, methods, ranges=self._ranges, output=output)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        self._process.__exit__(*raised)
+
+    def run(self, feeds: Mapping[str, Any], choice: Choice | None = None) -> Any:
+        """The output for inputs, with a method for some units; ``None`` if the device does not run it.
+
+        Raises:
+            UsageError: The model does not run with these inputs on the CPU.
+        """
+        if choice is None:
+            return super().run(feeds)
+        if self._current[0] != choice:
+            assignment = {name: method for index, method in choice.items() for name in self.units[index].nodes}
+            model = quantize_model(self._tagged.model, assignment, ranges=self._ranges)
+            self._current = dict(choice), self.opened(model)
+        return self._current[1](feeds)
+
+    def kept(self, feeds: Mapping[str, Any]) -> Any:
+        """As :meth:`SwitchableSession.kept`.
+
+        Raises:
+            RunError: The device does not run it.
+        """
+        if (output := self.run(feeds, {})) is None:
+            raise RunError(f"{self._tagged.path} does not run on {self._process.device}: {self.failure}")
+        return self._right(output)
+
+    def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
+        """As :meth:`SwitchableSession.opened`, on the device.
+
+        The function returns ``None`` if the device does not run the model.
+        """
+        self._models += 1
+        folder = self._process.folder / str(self._models)
+        folder.mkdir()
+
+        def run(feeds: Mapping[str, Any]) -> Any:
+            shapes = "_".join("x".join(map(str, np.shape(array))) for array in feeds.values())
+            part = write_part(model, feeds, {self.output: None}, folder, name="quantized", stem=f"model_{shapes}")
+            result = self._process.run_part(folder, part)
+            if result.status != "ran":
+                self.failure = f"{result.status}: {result.message}"
+                return None
+            return np.load(folder / part["outputs"][0]["save"])
+
+        return run

@@ -1,0 +1,285 @@
+"""``quantize``: methods applied to the modules of a tagged file, group by group; the result is tagged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.collected_messages import collected
+from modelexport.core.text import error_line, short_repr
+from modelexport.errors import CheckError, UsageError, raised_as
+from modelexport.files.atomic_writing import check_writable, check_written_by_us, scratch
+from modelexport.files.onnx_models import save_model
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.recipe_files import Recipe, encode_recipe
+from modelexport.format import documents
+from modelexport.format.keys import RECIPE_SUFFIX
+from modelexport.graph.copies import copy_of
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.lineage.retagging import RetagReport, write_retagged
+from modelexport.regions.cut_pieces import PieceInserter, cut_piece, same_tensors, weight_behind
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.changes_for_devices import apply_changes
+from modelexport.tools.quantize.equal_method_groups import weighted_nodes
+from modelexport.tools.quantize.methods import Method, apply_method
+from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.recipes import CHANGES, Assignment, can_quantize, chosen_recipe, is_quantized, resolve
+from modelexport.traces.calibration_data import RunInputs, given_runs
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What was quantized, what was kept, and the sizes before and after."""
+
+    methods: dict[str, int]
+    """Method or change to the number of nodes of the source that it has replaced."""
+    kept: list[str]
+    """The addresses of kept calls, without those inside of other kept ones; each is bit for bit what it was."""
+    joined: list[str]
+    """A line for each group of nodes that gets another method than the rules of some of its calls say."""
+    bytes_before: int
+    """Of the weights."""
+    bytes_after: int
+    left: dict[str, int]
+    """The modules most of whose weights stay floating-point numbers of the same type, to the bytes of these; the most
+    first."""
+    quantized_before: int
+    """The number of nodes that were quantized in the source; they are left alone."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether something is quantized."""
+        return bool(self.methods or self.quantized_before)
+
+
+class QuantizeResult(Outcome, frozen=True, kw_only=True):
+    """What ``quantize`` wrote."""
+
+    __repr__ = short_repr
+
+    path: str
+    files: list[str]
+    """With the recipe that gives this result again."""
+    coverage: documents.Coverage
+
+
+def quantize(
+    file: Source,
+    output: str | Path,
+    *,
+    to: str | None = None,
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    recipe: Recipe | str | Path | None = None,
+    data: RunInputs | str | Path | None = None,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
+) -> QuantizeResult:
+    """Quantize modules of a tagged file, and write the result with its tags and its recipe.
+
+    Args:
+        file: A tagged file.
+        output: The file to write.
+        to: A method (:data:`.methods.METHODS`), with options after a colon.
+        keep: Selectors of modules that stay bit for bit what they are.
+        only: Selectors of the modules that get the method; by default all.
+        recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
+        data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.calibration_data.read_data`).
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
+
+    Raises:
+        UsageError: A selector matches nothing, a method does not exist, or data are needed.
+        FileFormatError: The file or the recipe cannot be read.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
+    """
+    path, output = as_path(file), Path(output)
+    check_quantized_writable(output, path)
+    rules = chosen_recipe(to, keep, only, recipe)
+    tagged = read_tagged(path)
+    feeds = given_runs(tagged, data, processor) if data else None
+    result = quantized(tagged, rules, data=feeds, folder=output.parent)
+    report = write_retagged(
+        result.model,
+        tagged,
+        output,
+        beside={RECIPE_SUFFIX: encode_recipe(rules)},
+        check=check_runtime,
+        inputs=feeds[0] if feeds else None,
+    )
+    return result_of(report, result)
+
+
+def check_quantized_writable(output: Path, file: Path) -> None:
+    """Fail before the work when a file that is quantized, or the recipe beside it, cannot be written.
+
+    Raises:
+        OutputError: As :func:`check_writable` and :func:`check_written_by_us` raise it.
+    """
+    check_writable(output, [file])
+    check_written_by_us(output.with_suffix(RECIPE_SUFFIX))
+
+
+def result_of(report: RetagReport, result: Quantized) -> QuantizeResult:
+    """The result for a file that was written."""
+    outcome = msgspec.structs.asdict(result.outcome)
+    return QuantizeResult(path=report.path, files=report.files, coverage=report.coverage, **outcome)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model in memory."""
+
+    model: ir.Model
+    outcome: Outcome
+
+
+def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = None, folder: Path) -> Quantized:
+    """Quantize a tagged file in memory; what is kept is compared with what it was.
+
+    Args:
+        folder: Where files may be written that are removed again.
+
+    Raises:
+        UsageError: A selector matches nothing, a method does not exist, or data are needed.
+        FileFormatError: A weights file is missing or has changed.
+    """
+    resolved = resolve(recipe, prepared(tagged))
+    measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
+    if measured and not data:
+        raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")
+    with scratch(folder) as place:
+        ranges = calibrate(tagged.model, data, place) if data and measured else None
+        model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
+    counts: dict[str, int] = defaultdict(int)
+    for name in _replaced(tagged.model, model, resolved.assignment):
+        counts[str(resolved.assignment[name])] += 1
+    changes = apply_changes(model, tagged, [rule for rule in recipe.rules if rule.method in CHANGES])
+    outcome = Outcome(
+        methods={**counts, **changes},
+        kept=resolved.kept,
+        joined=resolved.joined,
+        bytes_before=weights_size(tagged.model),
+        bytes_after=weights_size(model),
+        left=_unquantized(tagged.model, model),
+        quantized_before=sum(is_quantized(node) for node in tagged.model.graph),
+    )
+    return Quantized(model, outcome)
+
+
+def _unquantized(before: ir.Model, after: ir.Model) -> dict[str, int]:
+    """The modules most of whose weights have the type that they had, floating-point numbers, to the bytes of these.
+
+    A module whose matrix is quantized and whose bias is not is quantized.
+    """
+    left: dict[str, int] = defaultdict(int)
+    changed: dict[str, int] = defaultdict(int)
+    types = {value.name: value.dtype for value in initializers(after)}
+    for value in initializers(before):
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        plan, users = parameter_plan(value), value.consumers()
+        owner = next((owner for user in users if (owner := owner_of(user)) is not None), None)
+        module = plan.keys[0].rpartition(".")[0] if plan is not None else owner.call.path if owner is not None else ""
+        sizes = left if types.get(value.name) == tensor.dtype else changed
+        sizes[module or "the model"] += tensor.nbytes
+    mostly = {module: size for module, size in left.items() if size > changed[module]}
+    return dict(sorted(mostly.items(), key=lambda entry: -entry[1]))
+
+
+def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:
+    """A copy of a model in memory, quantized; its nodes have owners.
+
+    Args:
+        model: A model without local functions, whose nodes have unique names.
+        ranges: What :func:`calibrate` measured, for methods that need it.
+    """
+    copy = copy_of(model)
+    pieces = PieceInserter(copy)
+    for method, nodes in _parts(copy, assignment):
+        pieces.put(nodes, apply_method(cut_piece(copy, nodes), method, ranges))
+    copy.graph.sort()
+    return copy
+
+
+def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[ir.Node]]]:
+    """The nodes that are given to a library together, with their method.
+
+    Nodes that share a weight are, so that it is quantized once. A method that takes every node gets all of its nodes at
+    once, so that nothing is converted back between two of them.
+    """
+    weighted = weighted_nodes(model)
+    parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        method = assignment.get(node.name or "")
+        if method is not None and can_quantize(method, node, weighted):
+            parts[method, None if method.row.operators is None else weighted[node].name].append(node)
+    return [(method, nodes) for (method, _), nodes in parts.items()]
+
+
+def calibrate(model: ir.Model, data: RunInputs, folder: Path) -> Path:
+    """Measure the ranges of all values that a method may quantize; returns the file of them."""
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
+
+    def fails(error: Exception) -> UsageError:
+        return UsageError(f"the ranges cannot be measured with these data: {error_line(error)}")
+
+    source, ranges = folder / "calibrated.onnx", folder / "ranges.json"
+    save_model(copy_of(model), source)
+    with collected(), raised_as(fails):
+        calibrator = create_calibrator(
+            source,
+            None,  # every floating-point value
+            augmented_model_path=str(folder / "augmented.onnx"),
+            calibrate_method=CalibrationMethod.MinMax,
+            use_external_data_format=(folder / "calibrated.onnx.data").exists(),
+        )
+        calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
+        save_tensors_data(calibrator.compute_data(), ranges)
+    return ranges
+
+
+def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
+    """Compare every kept node with its weights; returns the names of the nodes that have changed."""
+    there = {node.name: node for node in after.graph}
+    changed: list[str] = []
+    for node in before.graph:
+        now = there.get(node.name)
+        if now is not None and _same(node, now):
+            continue
+        if weight_behind(node.outputs[0]) is not None:
+            continue  # a transposed weight goes when nothing uses it any more
+        if node.name not in assignment:
+            raise CheckError(f"{node.name} should have been kept and was changed", reason="a kept node was changed")
+        changed.append(node.name or "")
+    return changed
+
+
+def _same(first: ir.Node, second: ir.Node) -> bool:
+    """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
+    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (first, second))
+    if first.op_identifier() != second.op_identifier() or names != now or _written(first) != _written(second):
+        return False
+    pairs = zip(first.inputs, second.inputs, strict=True)
+    held = ((before, after) for before, after in pairs if before is not None and after is not None)
+    return all(same_tensors(before.const_value, after.const_value) for before, after in held if before.is_initializer())
+
+
+def _written(node: ir.Node) -> list[bytes]:
+    """The attributes of a node, with nested graphs, as they are written."""
+    attributes = [node.attributes[name] for name in sorted(node.attributes)]
+    return [ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True) for attribute in attributes]
+
+
+def weights_size(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    return sum(value.const_value.nbytes for value in initializers(model) if value.const_value is not None)

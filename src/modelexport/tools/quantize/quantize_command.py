@@ -1,0 +1,112 @@
+"""`quantize`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from modelexport.core.declared_options import option
+from modelexport.errors import UsageError
+from modelexport.terminal.printing import document_of_parts, print_result
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, JSON, CalibrationData, parsed_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Which module gets which method: --to with --keep or --only, or --recipe"""
+
+    to: Sequence[str] = option(
+        (),
+        "int8-dynamic, int8-static, int8-weights, int4, float16; with options as in int4:block=64. For "
+        "devices: apart, definition, int32, int16, float, processor.",
+        metavar="METHOD",
+    )
+    keep: Sequence[str] = option((), "Modules that stay the same bit for bit.", metavar="SELECTOR")
+    only: Sequence[str] = option((), "Quantize only these modules.", metavar="SELECTOR")
+    recipe: Path | None = option(
+        None,
+        "Rules of a selector and a method; the first rule that matches applies.",
+        metavar="RECIPE.yaml",
+        file="read",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """A search for the cheapest methods: several --to may be given, and every module may be kept"""
+
+    within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
+    budget: str | None = option(
+        None, "Find the smallest error with weights of at most this size, such as 25MB.", metavar="SIZE"
+    )
+    metric: str = option(
+        "error", "The metric that --budget minimizes: error, cosine, kl, top1 or f.py:f.", metavar="METRIC"
+    )
+    output_name: str | None = COMPARED
+    provider: str = DEVICE
+
+
+def quantize(
+    file: Path = FILE_OR_FOLDER,
+    output: Path = option(
+        ..., "The file or folder to write.", flag="-o --output", metavar="OUT.onnx|OUT/", file="written"
+    ),
+    *,
+    rules: Rules,
+    bounds: Within,
+    calibration: CalibrationData,
+    runtime_check: bool = option(True, "Do not load and run the result before it is written."),
+    as_json: bool = JSON,
+) -> None:
+    """Quantize modules of FILE with ONNX Runtime's quantizers; all others stay the same bit for bit."""
+    from modelexport.tools.quantize import quantize_text
+    from modelexport.tools.quantize.quantize import quantize as run
+    from modelexport.tools.quantize.quantized_packages import quantize_package
+
+    how: dict[str, Any] = {
+        "keep": rules.keep,
+        "only": rules.only,
+        "data": calibration.data,
+        "processor": calibration.processor,
+        "check_runtime": runtime_check,
+    }
+    stages = stages_on_line()
+    if bounds.within is not None or bounds.budget is not None:
+        _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
+        return
+    if bounds.provider != Within.provider:
+        raise UsageError("--device is where a search runs: give --within or --budget")
+    if len(rules.to) > 1:
+        raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
+    how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
+    with stages(f"quantize to {how['to'] or rules.recipe}"):
+        results = quantize_package(file, output, **how) if file.is_dir() else {"": run(file, output, **how)}
+    text = quantize_text.format_quantized(results, file, output, calibration.data)
+    print_result(document_of_parts(results), lambda: text, as_json=as_json)
+    if not any(result.changed for result in results.values()):
+        raise typer.Exit(1)
+
+
+def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
+    from modelexport.tools.quantize import quantize_text
+    from modelexport.tools.quantize.quantized_packages import quantize_within
+
+    if rules.recipe is not None:
+        raise UsageError("a recipe says which method a module gets: give --recipe, or --within or --budget")
+    if how["data"] is None:
+        raise UsageError("a search measures errors on inputs like those that the model will get: give --data")
+    how |= dataclasses.asdict(bounds)
+    how["device"] = how.pop("provider")
+    how["budget"] = parsed_bytes(bounds.budget) if bounds.budget is not None else None
+    result, written = quantize_within(file, output, to=rules.to, **how)
+    texts = [quantize_text.format_search(result)]
+    texts += [quantize_text.format_quantized(written, file, output, how["data"])] if written else []
+    print_result({"search": result, "written": written or None}, lambda: "\n".join(texts), as_json=as_json)
+    if not result.met:
+        raise typer.Exit(1)

@@ -1,0 +1,181 @@
+"""Packages quantized: each part with the same method for each module, and their weights once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.timed_stages import Stages
+from modelexport.files import onnx_models
+from modelexport.files.atomic_writing import check_written_by_us
+from modelexport.files.linked_weights import seal
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.recipe_files import Recipe, encode_recipe
+from modelexport.format import keys
+from modelexport.format.documents import DataFile
+from modelexport.graph.bound_tensors import bind_tensors
+from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.graph.properties import record
+from modelexport.lineage.retagging import write_retagged
+from modelexport.packages.changed_packages import RECIPE, WEIGHTS, graph_of, moved, package_made_from
+from modelexport.tagged.file import read_tagged
+from modelexport.tagged.package import read_package
+from modelexport.tools.quantize.quantize import QuantizeResult, check_quantized_writable, quantize, quantized, result_of
+from modelexport.tools.quantize.recipes import chosen_recipe, of_parts
+from modelexport.tools.quantize.search_within_bound import SearchResult, search
+from modelexport.traces.calibration_data import RunInputs, given_runs
+
+
+def quantize_package(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    to: str | None = None,
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    recipe: Recipe | str | Path | None = None,
+    data: RunInputs | str | Path | None = None,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
+) -> dict[str, QuantizeResult]:
+    """Quantize modules of a package. A module gets the same method in every part; a selector has to match in one.
+
+    Args:
+        folder: The package.
+        output: The folder to write.
+        to, keep, only, recipe, data, processor, check_runtime: As for :func:`modelexport.quantize`.
+
+    Returns:
+        Name of a part to what was written.
+
+    Raises:
+        UsageError, FileFormatError, OutputError: As for :func:`modelexport.quantize`.
+    """
+    folder, output = Path(folder), Path(output)
+    package = read_package(folder)
+    rules = chosen_recipe(to, keep, only, recipe)
+    parts = {name: read_tagged(file) for name, file in package.files.items()}
+    feeds = None
+    if data is not None:
+        feeds = given_runs(read_tagged(graph_of(folder)), data, processor or folder)
+    folders: dict[Path, list[str]] = defaultdict(list)
+    for entry in package.manifest.parts:
+        folders[Path(entry.file).parent].append(entry.name)
+    weights = [(place / WEIGHTS).as_posix() for place in folders]
+    made_from = replace(package, manifest=msgspec.structs.replace(package.manifest, weights=weights))
+    results = {}
+    with package_made_from(made_from, output, check=check_runtime) as staging:
+        quantized_parts = {
+            name: quantized(parts[name], rule, data=feeds, folder=staging)
+            for name, rule in of_parts(rules, parts).items()
+        }
+        for name in package.manifest.weights:
+            (staging / name).unlink(missing_ok=True)
+        sealed = {
+            place: _write_shared_weights([quantized_parts[name].model for name in names], staging / place / WEIGHTS)
+            for place, names in folders.items()
+        }
+        for entry in package.manifest.parts:
+            part, save = quantized_parts[entry.name], partial(_save, sealed=sealed[Path(entry.file).parent])
+            report = write_retagged(part.model, parts[entry.name], staging / entry.file, save=save)
+            results[entry.name] = moved(result_of(report, part), staging, output)
+        (staging / RECIPE).write_bytes(encode_recipe(rules))
+    return results
+
+
+def _write_shared_weights(models: Iterable[ir.Model], file: Path) -> DataFile:
+    """Write the weights of models to one file, each parameter once, and other tensors once by their content.
+
+    Two parameters that are equal now have a place each: new weights and adapters change one of them alone.
+
+    Returns:
+        The record of the file.
+    """
+    first: dict[object, ir.Value] = {}
+    equal: dict[ir.Value, ir.Value] = {}
+    for value in (value for model in models for value in initializers(model)):
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= onnx_models.SMALLEST_OUTSIDE and tensor.dtype != ir.DataType.STRING:
+            digest = hashlib.sha256(tensor.tobytes()).digest()
+            plan = parameter_plan(value)
+            content = (digest, tensor.dtype, tuple(tensor.shape.numpy()))
+            equal[value] = first.setdefault((content, tuple(plan.keys) if plan is not None else None), value)
+        elif tensor is not None:
+            bind_tensors({value: onnx_models.inside_file(tensor, at_once=True)})
+    tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
+    placed = onnx_models.write_data_file(tensors, file.parent, file.name)
+    bind_tensors({value: placed[other] for value, other in equal.items()})
+    return seal(file)
+
+
+def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, sealed: DataFile) -> None:
+    """Write a part whose weights are in a file."""
+    onnx_models.record_documents(model, documents)
+    record(model, keys.WEIGHTS, None)
+    record(model, keys.DATA, {WEIGHTS: sealed})
+    onnx_models.save_with_references(model, path)
+
+
+class Searched(NamedTuple):
+    """What was chosen, and what was written: nothing if the bound is not met."""
+
+    found: SearchResult
+    written: dict[str, QuantizeResult]
+    """Name of a part to what was written; a file has no name."""
+
+
+def quantize_within(
+    file: Source,
+    output: str | Path,
+    *,
+    to: Sequence[str],
+    data: RunInputs | str | Path,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
+    within: str | None = None,
+    budget: int | None = None,
+    metric: str = "error",
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    output_name: str | None = None,
+    stages: Stages | None = None,
+    device: str = "cpu",
+) -> Searched:
+    """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
+
+    Args:
+        file: A tagged file, or a package.
+        output: The file or the folder to write.
+        check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
+        to, data, processor, within, budget, metric, keep, only, output_name, stages, device: As for
+            :func:`search`.
+            Ranges are measured on the inputs that it chooses by.
+
+    Raises:
+        UsageError, FileFormatError, InputsError, OutputError: As for :func:`search` and :func:`quantize`.
+    """
+    path = as_path(file)
+    graph = graph_of(path)
+    if path.is_dir():
+        check_written_by_us(Path(output) / RECIPE)
+    else:
+        check_quantized_writable(Path(output), path)
+    feeds = given_runs(read_tagged(graph), data, processor)
+    result = search(
+        graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,
+        output_name=output_name, stages=stages, device=device,
+    )  # fmt: skip
+    if not result.met:
+        return Searched(result, {})
+    how: dict[str, Any] = {"recipe": result.recipe, "data": feeds[: result.runs[0]], "check_runtime": check_runtime}
+    written = quantize_package(path, output, **how) if path.is_dir() else {"": quantize(path, output, **how)}
+    return Searched(result, written)

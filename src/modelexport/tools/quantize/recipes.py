@@ -1,0 +1,188 @@
+"""Recipes: which modules get which method, and the methods of a file's nodes that follow from one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.selectors import nearest_selectors
+from modelexport.errors import UsageError
+from modelexport.files.recipe_files import Recipe, Rule, read_recipe
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import nested_graphs
+from modelexport.regions.cut_pieces import weight_behind, weights_behind
+from modelexport.runtime.half_precision import beyond
+from modelexport.tagged.file import TaggedFile
+from modelexport.tools.quantize.equal_method_groups import WEIGHTS, find_groups
+from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
+
+CHANGES: Mapping[str, str] = {
+    "apart": "kept apart by two negations, so that the device does not fuse them",
+    "definition": "replaced by the function that ONNX defines the operator as",
+    "int16": "with activations of 16 bits instead of 8",
+    "float": "computed without quantization",
+    "processor": "put into a branch that only the CPU runs",
+}
+"""Changes that may make a device run nodes, or compute them right; those that cost the device least come first."""
+
+Assignment = Mapping[str, Method]
+"""Names of nodes to their methods. A node that is not in it is kept."""
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_QUANTIZED = frozenset(
+    dtype
+    for dtype in ir.DataType
+    if dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING, ir.DataType.BOOL) and dtype.bitwidth <= 8
+)
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a recipe means for a file."""
+
+    assignment: dict[str, Method]
+    joined: list[str]
+    """A line for each group of nodes that gets another method than the rules of some of its calls say."""
+    kept: list[str]
+    """The addresses of the calls that no method is for, without those inside of other kept ones."""
+
+
+def chosen_recipe(
+    to: str | None, keep: Iterable[str] = (), only: Iterable[str] = (), recipe: Recipe | str | Path | None = None
+) -> Recipe:
+    """The recipe that is given, or the one for a single method."""
+    keep, only = list(keep), list(only)
+    if recipe is None and to is not None:
+        rules = [Rule(keep[0] if len(keep) == 1 else tuple(keep), KEEP)] if keep else []
+        return Recipe((*rules, Rule(tuple(only) if len(only) > 1 else only[0] if only else ".", to)))
+    if recipe is None:
+        raise UsageError(f"give a method with --to ({', '.join(METHODS)}), or a recipe with --recipe")
+    if to or keep or only:
+        raise UsageError("a recipe has its own methods: give --recipe, or --to with --keep and --only")
+    return recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
+
+
+def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recipe]:
+    """The rules for each part of a package: those that pick a module in it."""
+    rules_of: dict[str, list[Rule]] = {name: [] for name in parts}
+    for rule in recipe.rules:
+        words = {name: [w for w in rule.selectors if _picks(w, tagged)] for name, tagged in parts.items()}
+        if missing := set(rule.selectors).difference(*words.values()):
+            known, word = {str(call) for tagged in parts.values() for call in tagged.tags}, min(missing)
+            raise UsageError(f"no part has a module that '{word}' picks{nearest_selectors(word, known)}")
+        for name, there in words.items():
+            if any(not word.startswith("!") for word in there) or there == list(rule.selectors):
+                rules_of[name].append(msgspec.structs.replace(rule, select=tuple(there)))
+    return {name: msgspec.structs.replace(recipe, rules=tuple(rules)) for name, rules in rules_of.items()}
+
+
+def _picks(word: str, tagged: TaggedFile) -> bool:
+    try:
+        tagged.select(word)
+    except UsageError:
+        return False
+    return True
+
+
+def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
+    """The method of every node of a file.
+
+    A node gets the method of the first rule that picks its call. A node of several calls is kept if one of them is, and
+    so is a group (:func:`find_groups`); otherwise the first rule among theirs counts.
+    """
+    rules = [rule for rule in recipe.rules if rule.method not in CHANGES]
+    if wrong := next((rule for rule in rules if rule.nodes), None):
+        raise UsageError(f"a rule of '{wrong.method}' names nodes: those go with {', '.join(CHANGES)}")
+    methods = [parse_method(rule.method) for rule in rules]
+    inside = [tagged.select(*rule.selectors).inside for rule in rules]
+    last = len(methods)
+    of_call = {
+        traced.call: next((index for index, picked in enumerate(inside) if traced.call in picked), last)
+        for traced in tagged.calls
+    }
+
+    def combined(indices: set[int]) -> int:
+        """The rule for what several rules are for."""
+        keeping = [index for index in indices if index == last or methods[index] is None]
+        return min(keeping or indices)
+
+    of_node: dict[str, int] = {}
+    for node in tagged.model.graph:
+        owner = owner_of(node)
+        if owner is not None and not nested_graphs(node) and not is_quantized(node):
+            of_node[node.name or ""] = combined({of_call[call] for call in owner.calls})
+    joined: list[str] = []
+    for group in find_groups(tagged):
+        indices = {of_node[name] for name in group.nodes if name in of_node}
+        if len({methods[index] if index < last else None for index in indices}) > 1:
+            chosen = combined(indices)
+            method = methods[chosen] if chosen < last else None
+            why = "use one parameter" if group.why == "weight" else "are projections of one attention"
+            joined.append(f"{', '.join(group.calls)} {why}: all {'kept' if method is None else f'get {method}'}")
+            of_node.update(dict.fromkeys(group.nodes, chosen))
+    assignment = {name: method for name, index in of_node.items() if index < last and (method := methods[index])}
+    for node in tagged.model.graph:
+        if (method := assignment.get(node.name or "")) is not None and exceeds_range(method, node):
+            del assignment[node.name or ""]
+            owner = owner_of(node)
+            calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
+            joined.append(f"{calls}: a weight of {node.name} is beyond the range of {method}: it stays in float32")
+    changes = (rule for rule in recipe.rules if rule.method in CHANGES)
+    changed = {call for rule in changes for call in tagged.select(*rule.selectors).inside}
+    kept = {call for call, index in of_call.items() if index == last or methods[index] is None} - changed
+    for traced in reversed(tagged.calls.calls):  # callees before callers
+        if traced.call not in kept and traced.parent is not None:
+            kept.discard(traced.parent)
+    tops = [str(traced.call) for traced in tagged.calls if traced.call in kept and traced.parent not in kept]
+    return Resolved(assignment, joined, tops)
+
+
+def is_quantized(node: ir.Node) -> bool:
+    """Whether a node is quantized already, and is left alone.
+
+    It takes or makes numbers of at most eight bits, or its weight, or its input if it has none, comes from them.
+    """
+    place = WEIGHTS.get(node.op_type)
+    looked_at = node.inputs if place is None else node.inputs[place : place + 1]
+    return (
+        node.op_type in _QUANTIZERS
+        or any(value is not None and value.dtype in _QUANTIZED for value in (*node.inputs, *node.outputs))
+        or any(_is_dequantized(value) for value in looked_at)
+    )
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Transpose":
+        value = producer.inputs[0]
+    maker = value.producer() if value is not None else None
+    return maker is not None and maker.op_type == "DequantizeLinear"
+
+
+def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
+    """Whether a method quantizes a node."""
+    if nested_graphs(node) or is_quantized(node):
+        return False
+    if (operators := method.row.operators) is not None:
+        is_table = node.op_type == "Gather" and "embeddings" in method.row.options and method.option("embeddings")
+        has_type = node.outputs[0].dtype in (None, *method.row.types)
+        return node in weighted and has_type and (node.op_type in operators or is_table)
+    # A weight whose elements are moved is read where it is used; half precision, and sequences, are left alone.
+    half = (None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+    is_left = any(value.dtype in half or not isinstance(value.type, ir.TensorType) for value in values)
+    return weight_behind(node.outputs[0]) is None and not is_left
+
+
+def exceeds_range(method: Method, node: ir.Node) -> bool:
+    """Whether a weight of a node does not fit the range of a method's numbers."""
+    if (largest := method.row.largest) is None:
+        return False
+    taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
+    for weight in (weight for value in taken if value is not None for weight in weights_behind(value) or [value]):
+        tensor = ir.convenience.get_const_tensor(weight)
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        if beyond(tensor.numpy(), largest):
+            return True
+    return False

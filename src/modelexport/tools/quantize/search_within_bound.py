@@ -1,0 +1,374 @@
+"""The cheapest methods for the modules of a file within a bound on its error, or the least error within a size.
+
+Every method of every module is measured alone (:mod:`.sensitivity`). From all modules at their cheapest, single modules
+get a better method, or are kept, in the order of the error that a byte more saves. How far along this order
+the bound is met is found by runs, and the result is judged on inputs that were not used to choose.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.timed_stages import Stages
+from modelexport.errors import CheckError, InputsError, UsageError
+from modelexport.files.path_or_model import Source
+from modelexport.files.recipe_files import Recipe, Rule
+from modelexport.runtime.devices import CPU
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.methods import KEEP, Method, parse_method
+from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
+from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
+from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.quantize import quantized, weights_size
+from modelexport.tools.quantize.sensitivity import measure_alone, open_switched
+from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
+from modelexport.traces.calibration_data import RunInputs, given_runs
+
+JUDGEMENTS = 3
+"""How often the held-out inputs may be used."""
+_STRICTER = 0.9
+"""What a bound on the choice is multiplied by, beyond what the judgement asks for."""
+
+
+class MoreThanCheapest(msgspec.Struct, frozen=True):
+    """A module, or a group of modules, that does not have its cheapest method."""
+
+    calls: tuple[str, ...]
+    method: str
+    """``keep``, or a method."""
+    loss: float
+    """How much worse the output is if it alone has its cheapest method."""
+    cost: float
+    """Bytes of weights beyond its cheapest method."""
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of :func:`search`."""
+
+    recipe: Recipe
+    metric: str
+    bound: str
+    """The bound on the error, or the number of bytes."""
+    met: bool
+    judged: float
+    """The figure of the quantized model on the inputs that were not used to choose, one at a time."""
+    in_batches: float | None
+    """Its figure on the same inputs in padded batches; ``None`` if the file does not take batches of them."""
+    seen: float
+    """Its figure on the inputs that were used to choose."""
+    cheapest: float
+    """The figure on these with every module at its cheapest method."""
+    changed: list[MoreThanCheapest]
+    """The modules that are not at their cheapest method: first those where a byte saves most error."""
+    modules: int
+    """The number of modules, or groups of modules, among which it was chosen."""
+    bytes_before: int
+    """Of the weights."""
+    bytes_after: int
+    judgements: int
+    """How often the held-out inputs were used. Each time after the first, the choice was made stricter."""
+    runs: tuple[int, int]
+    """The numbers of inputs that were used to choose, and to judge."""
+
+
+class Option(NamedTuple):
+    """A method for a unit."""
+
+    cost: float
+    loss: float
+    """Losses of several units add up."""
+    method: Method | None
+
+
+class Step(NamedTuple):
+    """A unit gets another method, or is kept."""
+
+    unit: int
+    option: Option
+    gain: float
+    """The loss that a byte more saves."""
+
+
+@dataclass(frozen=True)
+class RankedSteps:
+    """Choices, each of which costs more and loses less than the one before."""
+
+    start: list[Option]
+    """The cheapest option of each unit."""
+    steps: list[Step]
+
+    def methods_after(self, steps: int | Iterable[Step]) -> Choice:
+        """The choice after the first steps, or after some of them."""
+        options = dict(enumerate(self.start))
+        options.update((step.unit, step.option) for step in (self.steps[:steps] if isinstance(steps, int) else steps))
+        return {unit: option.method for unit, option in options.items() if option.method is not None}
+
+    def fewest_within(self, holds: Callable[[Choice], bool]) -> list[Step]:
+        """The fewest first steps after which something holds, by bisection; all of them if it never does."""
+        counts = range(len(self.steps))
+        return self.steps[: bisect_left(counts, True, key=lambda count: holds(self.methods_after(count)))]
+
+    def best_for(self, bytes_left: float) -> list[Step]:
+        """The affordable steps with the least loss: in their order, or with one first that was skipped in this order.
+
+        Args:
+            bytes_left: Bytes of the budget that the cheapest options leave.
+        """
+        first = self._affordable(bytes_left, self.steps)
+        skipped = [step for step in self.steps if step not in first]
+        return min([first, *(self._affordable(bytes_left, [step, *self.steps]) for step in skipped)], key=self._loss)
+
+    def _affordable(self, bytes_left: float, steps: Iterable[Step]) -> list[Step]:
+        """The steps, in this order, that can be paid; a step back is left out."""
+        has = dict(enumerate(self.start))
+        taken = []
+        for step in steps:
+            cost = step.option.cost - has[step.unit].cost
+            if step.option.loss < has[step.unit].loss and cost <= bytes_left:
+                bytes_left -= cost
+                has[step.unit] = step.option
+                taken.append(step)
+        return taken
+
+    def _loss(self, steps: Iterable[Step]) -> float:
+        options = dict(enumerate(self.start)) | {step.unit: step.option for step in steps}
+        return sum(option.loss for option in options.values())
+
+
+def rank_steps(options: Sequence[Sequence[Option]]) -> RankedSteps:
+    """The steps of units with several options each: the steps that save most for what they cost come first."""
+    start, steps = [], []
+    for unit, choices in enumerate(options):
+        current = min(choices, key=lambda option: (option.cost, option.loss))
+        start.append(current)
+        while better := [option for option in choices if option.loss < current.loss]:
+            gains = {other: (current.loss - other.loss) / (other.cost - current.cost) for other in better}
+            current = max(better, key=lambda option: (gains[option], -option.cost))
+            steps.append(Step(unit, current, gains[current]))
+    return RankedSteps(start, sorted(steps, key=lambda step: -step.gain))
+
+
+@dataclass
+class _Runs:
+    """Figures of choices on the inputs to choose by, each measured once."""
+
+    switched: SwitchableSession
+    metric: Metric
+    feeds: RunInputs
+    rights: list[Any] = field(default_factory=list)
+    known: dict[tuple[tuple[int, Method], ...], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rights = [self.switched.run(inputs) for inputs in self.feeds]
+
+    def figure(self, choice: Choice) -> float:
+        """The mean figure of a choice."""
+        key = tuple(choice.items())
+        if key not in self.known:
+            outputs = [self.switched.run(inputs, choice) for inputs in self.feeds]
+            self.known[key] = _figure(self.metric, self.rights, outputs)
+        return self.known[key]
+
+
+def search(
+    file: Source,
+    *,
+    to: Sequence[str],
+    data: RunInputs | str | Path,
+    within: str | None = None,
+    budget: int | None = None,
+    metric: str = "error",
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    output_name: str | None = None,
+    processor: str | Path | None = None,
+    stages: Stages | None = None,
+    device: str = CPU,
+) -> SearchResult:
+    """Choose a method for every module: the cheapest within a bound, or the least error within a number of bytes.
+
+    Args:
+        file: A tagged file.
+        to: The methods that a module may get; it may always be kept.
+        data: Inputs, or a file or folder of them. The first half is used to choose, the second half to judge.
+        within: A metric and its limit (``cosine>=0.999``).
+        budget: Bytes of weights.
+        metric: What ``budget`` is to keep small.
+        keep, only: Selectors of modules that are kept, and of the only ones that are not.
+        output_name: The output that is compared; by default the first of floating-point numbers.
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        stages: Is told what is being done.
+        device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the CPU.
+
+    Raises:
+        UsageError: A method, metric, output or selector does not exist, or no module can be quantized.
+        FileFormatError: The file or the data cannot be read.
+        InputsError: The data do not fit, or are a single run.
+        CheckError: The device computes the unquantized file outside of the bound.
+    """
+    stages = stages or Stages(lambda line: None)
+    methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
+    if (within is None) == (budget is None) or not methods:
+        raise UsageError("give methods, and either a bound on the error or a number of bytes")
+    bound = parse_bound(within) if within is not None else None
+    measured = bound.metric if bound is not None else find_metric(metric)
+    tagged = prepared(read_tagged(file))
+    if len(feeds := given_runs(tagged, data, processor)) < 2:
+        raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")
+    choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
+    units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
+    with stages("quantize every module by every method"):
+        switched = open_switched(tagged, units, methods, choosing, output_name, device)
+    with switched:
+        runs = _Runs(switched, measured, choosing)
+        if bound is not None:
+            _check_unquantized(bound, runs, tagged.path, device)
+        with stages("measure each module alone"):
+            pairs = [(unit, method) for unit in range(len(units)) for method in methods]
+            alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
+        options = [[Option(0, 0, None)] for _ in units]
+        for (unit, method), loss in alone.items():
+            if isfinite(loss):
+                options[unit].append(Option(switched.added[unit, method], loss**measured.power, method))
+        ranked = rank_steps(options)
+        cheapest, before = runs.figure(ranked.methods_after(0)), weights_size(tagged.model)
+
+        def within_bound(limit: Bound) -> Callable[[Choice], bool]:
+            return lambda choice: limit.holds(runs.figure(choice))
+
+        with stages("choose"):
+            if bound is None:
+                smallest = before + sum(switched.added[pair] for pair in ranked.methods_after(0).items())
+                steps = ranked.best_for((budget or 0) - smallest)
+            else:
+                steps = ranked.fewest_within(within_bound(bound))
+        for judgements in range(1, JUDGEMENTS + 1):
+            choice = ranked.methods_after(steps)
+            recipe = recipe_for(tagged, [*units, *kept], choice)
+            with stages("judge"):
+                quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model
+                judged, in_batches = _judge(quantized_model, tagged.model, switched, measured, judging)
+            figures = [judged] if in_batches is None else [judged, in_batches]
+            if bound is None or all(map(bound.holds, figures)) or len(steps) == len(ranked.steps):
+                break
+            if judgements < JUDGEMENTS:
+                limit = _stricter(bound, runs, runs.figure(choice), figures)
+                steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(within_bound(limit))))]
+    after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
+    wanted = str(bound or f"at most {budget} bytes of weights")
+    notes = (
+        f"the smallest of {', '.join(map(str, methods))} and keep with {wanted}",
+        f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose"
+        + (f", {in_batches:.4g} in padded batches of {ROWS}" if in_batches is not None else ""),
+    )
+    return SearchResult(
+        recipe=Recipe(recipe.rules, notes, bound.limit if bound is not None and measured.name == "error" else None),
+        metric=measured.name,
+        bound=wanted,
+        met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),
+        judged=judged,
+        in_batches=in_batches,
+        seen=runs.figure(choice),
+        cheapest=cheapest,
+        changed=[
+            MoreThanCheapest(
+                units[unit].calls,
+                KEEP if option.method is None else str(option.method),
+                ranked.start[unit].loss ** (1 / measured.power),
+                option.cost - ranked.start[unit].cost,
+            )
+            for unit, option in last.items()
+        ],
+        modules=len(units),
+        bytes_before=before,
+        bytes_after=after,
+        judgements=judgements,
+        runs=(len(choosing), len(judging)),
+    )
+
+
+def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Recipe:
+    """The recipe that gives units the methods of a choice, with a rule for a whole module where one will do."""
+    method_of = {address: str(choice.get(index, KEEP)) for index, unit in enumerate(units) for address in unit.calls}
+    needed: dict[ModuleCall | None, Counter[str]] = defaultdict(Counter)
+    for traced in reversed(tagged.calls.calls):
+        needed[traced.call].update([method_of[str(traced.call)]] if str(traced.call) in method_of else [])
+        needed[traced.parent].update(needed[traced.call])
+    rules: list[Rule] = []
+    default: dict[ModuleCall | None, str] = {None: KEEP}
+    for traced in tagged.calls:
+        around, inside = default[traced.parent], needed[traced.call]
+        most = max(inside, key=lambda method: (inside[method], method == around)) if inside else around
+        default[traced.call] = chosen = method_of.get(str(traced.call), most)
+        if chosen != around:
+            rules.append(Rule(str(traced.call), chosen))
+    together = (
+        (method, tuple(selector for rule in same_rules for selector in rule.selectors))
+        for method, same_rules in itertools.groupby(reversed(rules), key=lambda rule: rule.method)
+    )
+    return Recipe(
+        tuple(Rule(same_rules[0] if len(same_rules) == 1 else same_rules, method) for method, same_rules in together)
+    )
+
+
+def _split(
+    tagged: TaggedFile, units: Sequence[Unit], keep: Sequence[str], only: Sequence[str]
+) -> tuple[list[Unit], list[Unit]]:
+    """The units that may change, and those that selectors keep."""
+    kept = {str(call) for call in tagged.select(*keep).inside} if keep else set()
+    wanted = {str(call) for call in tagged.select(*only).inside}
+    free = [unit for unit in units if kept.isdisjoint(unit.calls) and wanted.issuperset(unit.calls)]
+    return free, [unit for unit in units if unit not in free]
+
+
+def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> None:
+    if not bound.holds(figure := runs.figure({})):
+        raise CheckError(
+            f"unquantized, {path} has {bound.metric.name} {figure:.3g} on {device}, beyond {bound}: make it right "
+            f"there first, with `modelexport verify {path} --device {device} --fix -o OUT.onnx`"
+        )
+
+
+def _judge(
+    model: ir.Model, before: ir.Model, switched: SwitchableSession, metric: Metric, feeds: RunInputs
+) -> tuple[float, float | None]:
+    """The mean figures of a quantized model, in a session as users open it: on single inputs, and in padded batches.
+
+    Args:
+        before: The model that was quantized.
+    """
+    run = switched.opened(model)
+    rights: list[Any] = []
+    outputs: list[Any] = []
+    for inputs, rows_of_runs in padded_batches(before, feeds, switched.output):
+        with suppress(UsageError):  # the model does not take a batch of these
+            right, output = switched.run(inputs), run(inputs)
+            rights += rows_of_runs(right)
+            outputs += [None] if output is None else rows_of_runs(output)
+    single = _figure(metric, [switched.run(inputs) for inputs in feeds], [run(inputs) for inputs in feeds])
+    return single, _figure(metric, rights, outputs) if rights else None
+
+
+def _figure(metric: Metric, rights: Sequence[Any], outputs: Sequence[Any]) -> float:
+    """The mean of a metric over runs; not a number, which is within no bound, if the device failed in one."""
+    return float("nan") if any(output is None for output in outputs) else mean_figure(metric, rights, outputs)
+
+
+def _stricter(bound: Bound, runs: _Runs, seen: float, judged: Sequence[float]) -> Bound:
+    """A bound that the choice has to meet where it was chosen, so that it is met where it is judged."""
+    ideal = mean_figure(bound.metric, runs.rights, runs.rights)
+    apart = max(*(abs(figure - ideal) for figure in judged), 1e-30)
+    allowed = abs(seen - ideal) * abs(bound.limit - ideal) / apart * _STRICTER
+    return replace(bound, limit=ideal + (allowed if bound.limit >= ideal else -allowed))

@@ -1,0 +1,295 @@
+"""``--device``: devices by name, what is wrong on one, and what becomes of one that crashes or hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from commands import run
+from exports import Shared
+from graph_texts import written
+from modelexport import export, load, quantize, verify
+from modelexport.errors import OutputError, UsageError
+from modelexport.graph.node_owners import owner_of
+from modelexport.runtime import part_process
+from modelexport.runtime.devices import Device, find_device, find_devices
+from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes, with_sizes
+from modelexport.tools.devices.device_check import check
+from modelexport.tools.devices.device_report import DeviceReport
+from modelexport.tools.devices.device_text import format_device
+from modelexport.tools.devices.fixes import find_fix
+from modelexport.tools.devices.judged_pieces import judge
+from modelexport.tools.devices.part_runs import PartRuns
+from modelexport.tools.devices.pieces import PieceCutter
+from modelexport.tools.devices.wrong_spans import smallest_span
+from spoiled_device import SpoiledDevice, is_fused, is_operator
+
+UINT8 = ir.DataType.UINT8
+
+
+class Block(torch.nn.Module):
+    """A sum that is normalized, a gate, and a product that no module inside it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x + x.roll(1, 1))
+        return torch.softmax(x @ y.transpose(1, 2), -1) @ torch.tanh(self.gate(y))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = torch.nn.ModuleList(Block() for _ in range(2)), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return torch.sigmoid(self.head(x))
+
+
+@pytest.fixture
+def file(shared: Shared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A small file; results of this test are kept in a folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(folder: Path) -> object:
+        torch.manual_seed(0)
+        return export(Model(), {"x": torch.randn(1, 5, 8)}, folder / "model.onnx")
+
+    return shared("device-file", make) / "model.onnx"
+
+
+def checked(file: Path, device: SpoiledDevice) -> DeviceReport:
+    """The file on a device that is wrong by design."""
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
+    return check(load(file), feeds, device)
+
+
+def test_a_device_that_is_right_runs_the_whole_and_nothing_else(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("Erf")))
+    assert report.agrees
+    assert [piece.address for piece in report.pieces] == [""]
+    assert report.measured == 1
+
+
+def test_the_smallest_wrong_modules_are_named_and_no_other(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("LayerNormalization")))
+    assert not report.agrees
+    assert [piece.address for piece in report.culprits] == ["blocks.0.norm", "blocks.1.norm"]
+    assert {piece.address for piece in report.pieces if piece.status == "agree"} >= {"blocks.0.gate", "head"}
+
+
+def test_an_operator_of_a_module_itself_is_named_as_a_span(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("Softmax"), by=1.5))
+    assert [(piece.address, piece.operators) for piece in report.culprits] == [
+        ("blocks.0", ["Softmax"]),
+        ("blocks.1", ["Softmax"]),
+    ]
+
+
+def test_nodes_that_are_right_alone_and_wrong_together_are_the_smallest_span(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_fused("Add", "LayerNormalization")))
+    assert [piece.operators for piece in report.culprits] == [["Add", "LayerNormalization"]] * 2
+    norms = [piece for piece in report.pieces if piece.address.endswith("norm")]
+    assert [piece.status for piece in norms] == ["agree", "agree"]
+
+
+def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Path) -> None:
+    piece = PieceCutter(load(file), {"x": np.ones((1, 5, 8), np.float32)}).whole()
+    half, narrow = find_device("cpu"), msgspec.structs.replace(find_device("cpu"), computes="float16")
+    on_cpu, in_half = piece.errors_on_cpu(), piece.cost_of_half()
+    assert on_cpu < 1e-6
+    assert 1e-5 < in_half < 1e-2
+
+    def status(error: float, device: Device) -> str:
+        return judge(piece, PartResult(status="ran", errors={"y": error}), device, bound=0.0)[0]
+
+    assert [status(1.5 * on_cpu, device) for device in (half, narrow)] == ["agree", "agree"]
+    assert [status(1.5 * in_half, device) for device in (half, narrow)] == ["off", "rounding"]
+    assert [status(3 * in_half, device) for device in (half, narrow)] == ["off", "off"]
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+def test_a_change_that_makes_a_piece_right_is_tried_and_written(file: Path, tmp_path: Path, fuses: bool) -> None:
+    """Nodes that are fused are kept apart; an operator that is wrong is replaced by its definition."""
+    spoils = is_fused("Add", "LayerNormalization") if fuses else is_operator("LayerNormalization")
+    device, tagged = SpoiledDevice(spoils), load(file)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
+    report = check(tagged, feeds, device)
+    fix = find_fix(tagged, report, tmp_path / "fixed.onnx", feeds, device)
+    assert (fix.agrees, fix.unchanged) == (True, [])
+    assert {step.change for step in fix.steps} == ({"apart"} if fuses else {"definition"})
+    fixed = load(tmp_path / "fixed.onnx")
+    assert check(fixed, feeds, device).agrees
+    assert not fixed.coverage.untagged
+    assert {str(owner_of(node).call) for node in fixed.nodes} == {str(owner_of(node).call) for node in tagged.nodes}
+
+
+def test_what_a_type_costs_is_regained_by_more_precise_types(file: Path, tmp_path: Path) -> None:
+    """A device that computes in float16 loses a little with each 8-bit number; with 16 bits it does not."""
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
+    quantize(file, tmp_path / "int8.onnx", to="int8-static", data=[feeds])
+    device = SpoiledDevice(lambda node: node.op_type == "DequantizeLinear" and node.inputs[0].dtype == UINT8, by=1.0001)
+    device.device = msgspec.structs.replace(device.device, computes="float16")
+    tagged = load(tmp_path / "int8.onnx")
+    report = check(tagged, feeds, device, bound=1e-5)
+    assert (report.whole.status, report.culprits) == ("rounding", [])
+    fix = find_fix(tagged, report, tmp_path / "fixed.onnx", feeds, device)
+    assert fix.agrees
+    assert {step.change for step in fix.steps} == {"int16"}
+    assert fix.moved > 1e-4, "it is nearer to the unquantized file"
+    quantize(tmp_path / "int8.onnx", tmp_path / "again.onnx", recipe=fix.recipe)
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "fixed.onnx").read_bytes()
+
+
+def test_an_operator_that_falls_back_is_tried_in_other_ways(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("Erf"), lacks=["LayerNormalization"]))
+    (fallback,) = report.fallbacks
+    assert (fallback.operator, len(fallback.nodes), fallback.calls) == (
+        "LayerNormalization", 2, ["blocks.0.norm", "blocks.1.norm"],
+    )  # fmt: skip
+    assert fallback.example.endswith("FLOAT[1,5,8], FLOAT[8], FLOAT[8] -> FLOAT[1,5,8]")
+    assert [remedy.change for remedy in fallback.remedies if remedy.helps] == ["definition"]
+    (fallback,) = checked(file, SpoiledDevice(is_operator("Erf"), lacks=["LayerNormalization", "Sqrt"])).fallbacks
+    assert {remedy.change: remedy.result for remedy in fallback.remedies} == {"definition": "not there either"}
+
+
+def test_a_span_is_found_by_halving() -> None:
+    looked: list[int] = []
+
+    def is_wrong(some: object) -> bool:
+        looked.append(1)
+        return {40, 43} <= set(some)  # type: ignore[call-overload]
+
+    assert smallest_span(range(90), is_wrong) == [40, 43]
+    assert len(looked) < 20
+
+
+RUNNER = """
+import os, sys, time
+from modelexport.runtime import part_runner as runner
+
+def run_part(folder, part, device, real=runner.run_part):
+    if part["name"] == "blocks.0":
+        os.abort()
+    if part["name"] == "blocks.1":
+        time.sleep(60)
+    return real(folder, part, device)
+
+runner.run_part = run_part
+runner.serve()
+"""
+
+
+def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runner.py").write_text(RUNNER)
+    tagged = load(file)
+    pieces = PieceCutter(tagged, {"x": np.ones((1, 5, 8), np.float32)})
+    with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
+        assert runs.run(pieces.whole()).error < 1e-5
+    monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
+    with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
+        parts = {name: pieces.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
+        assert runs.run(pieces.whole()).status == "ran"
+        assert runs.measured == 0, "the result of the first run was kept"
+        assert runs.run(parts["blocks.0.norm"]).status == "ran"
+        crashed = runs.run(parts["blocks.0"])
+        assert (crashed.status, crashed.message) == ("crashed", "the process ended with signal 6")
+        assert runs.run(parts["head"]).error < 1e-5
+        runs._limit = 0.5
+        assert runs.run(parts["blocks.1"]).status == "hung"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("openvin", "there is no device 'openvin'; did you mean openvino"),
+        ("NoneExecutionProvider", "there is no device 'NoneExecutionProvider'"),
+        ("openvino", "the device openvino needs the package onnxruntime-openvino: pip install onnxruntime-openvino"),
+        ("nnapi", "needs the package onnxruntime-android"),
+        ("cpu,threads=2", "the device cpu has no option 'threads'"),
+        ("cpu,", "'' in the device 'cpu,' is not an option"),
+        ("cpu,threads", "'threads' in the device 'cpu,threads' is not an option: write NAME,option=value"),
+    ],
+)
+def test_what_is_wrong_with_a_device_is_one_line(file: Path, device: str, message: str) -> None:
+    if device in {found.name for found in find_devices()}:
+        pytest.skip("this machine has it")
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        verify(file, device=device)
+    done = run("verify", file, "--device", device)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # nothing can be kept there, and no command needs it
+    export(Model(), {"x": torch.randn(2, 5, 8)}, tmp_path / "model.onnx", dynamic=True)
+    inputs = {"x": np.ones((3, 6, 8), np.float32)}
+    piece = PieceCutter(load(tmp_path / "model.onnx"), inputs).whole()
+    assert inputs_with_dynamic_axes(piece.model, inputs) == ["x"]
+    assert [list(value.shape or ()) for value in with_sizes(piece.model, inputs).graph.inputs] == [[3, 6, 8]]
+    report = verify(tmp_path / "model.onnx", device="cpu", inputs=inputs)
+    assert report.agrees
+    told = "dynamic axes had the sizes of the inputs, as devices that compile need: x [3, 6, 8]"
+    assert told in report.notes
+
+
+def test_devices_lists_what_this_machine_has() -> None:
+    listed = json.loads(run("devices", "--json").stdout)["devices"]
+    assert ("cpu", "CPUExecutionProvider", "") in [(one["name"], one["provider"], one["unavailable"]) for one in listed]
+    assert "cpu" in run("devices").stdout
+
+
+def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path) -> None:
+    right = run("verify", file, "--device", "cpu")
+    assert right.returncode == 0
+    assert "agree: on cpu the file is off by" in right.stdout
+    document = json.loads(run("verify", file, "--device", "cpu", "--json").stdout)
+    assert (document["verdict"], document["pieces"][0]["status"]) == ("agree", "agree")
+    quantizes = "quantize", file, "-o", file.with_name("int8.onnx"), "--to", "int8-dynamic"
+    for wrong, message in (
+        (("verify", file, "--bound", "0.1"), "--bound goes with"),
+        (("verify", file, "--device", "cpu", "--bound", "-1"), "-1 is not a bound"),
+        (("verify", file, "--device", "cpu", "--limit", "0"), "0 is not a limit"),
+        ((*quantizes, "--device", "cpu"), "--device is where a search runs"),
+    ):
+        refused = run(*wrong)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert message in refused.stderr
+    root = run("verify", file, "--device", "cpu", "--csv").stdout.splitlines()
+    row = dict(zip(root[0].split(","), root[1].split(","), strict=True))
+    placed = [count for providers in document["placed"].values() for count in providers.values()]
+    assert int(row["total.on_device"]) == sum(placed) > 0
+    assert int(row["total.off_device"]) == 0
+
+
+def test_a_file_agrees_only_if_all_of_its_outputs_were_compared(tmp_path: Path) -> None:
+    text = """g (float[2] x) => (float[2] y, seq(float[2]) z)
+        { ["/a/Relu"] y = Relu(x) ["/b/SequenceConstruct"] z = SequenceConstruct(x, y) }"""
+    report = verify(written(tmp_path / "both.onnx", text), device="cpu", keep=False)
+    assert (report.whole.status, report.agrees) == ("not compared", False)
+    assert report.whole.reason == "an output is a sequence, or its right numbers are not finite or cannot be computed"
+    assert format_device(report).splitlines()[-1].startswith("not compared: on cpu")
+    alone = text.replace("float[2] y, ", "")
+    assert verify(written(tmp_path / "alone.onnx", alone), device="cpu", keep=False).whole.status == "not compared"
+    never = "g (float[2] x) => (float[2] y) { z = Abs(x) n = Neg(z) y = Log(n) }"
+    assert verify(written(tmp_path / "never.onnx", never), device="cpu", keep=False).verdict == "not compared"
+
+
+def test_a_recipe_that_is_not_ours_is_refused_before_the_device_is_tried(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "fixed.recipe.yaml").write_text("rules: []\n")
+    with pytest.raises(OutputError, match=r"fixed\.recipe\.yaml exists and was not written by modelexport"):
+        verify(file, device="cpu", fix=tmp_path / "fixed.onnx")

@@ -1,0 +1,148 @@
+"""The cheapest methods within a bound: what a search chooses, and that the file it leads to is what was judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modelexport
+from commands import run
+from exports import Exporter
+from feeds import apart, feeds_of
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.recipe_files import read_recipe
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import read_tagged
+from modelexport.tools.quantize.methods import KEEP, parse_method
+from modelexport.tools.quantize.search_within_bound import Option, rank_steps, search
+
+INT4, INT8 = parse_method("int4"), parse_method("int8-weights")
+
+
+def test_the_first_step_is_the_one_that_saves_most_for_a_byte() -> None:
+    ranked = rank_steps(
+        [
+            [Option(0, 0, None), Option(-10, 8, INT4), Option(-8, 1, INT8)],
+            [Option(0, 0, None), Option(-100, 4, INT4), Option(-99, 3.99, INT8)],
+            [Option(0, 0, None), Option(5, 1, INT4)],
+        ]
+    )
+    assert ranked.methods_after(0) == {0: INT4, 1: INT4}, (
+        "a method that costs more than to keep the module is not chosen"
+    )
+    assert [(step.unit, step.option.method) for step in ranked.steps] == [(0, INT8), (0, None), (1, None)], (
+        "a step that saves less for a byte than the one after it is left out"
+    )
+    gains = [step.gain for step in ranked.steps]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_the_fewest_steps_and_the_most() -> None:
+    ranked = rank_steps([[Option(0, 0, None), Option(-10, loss, INT4)] for loss in (1, 8, 4, 2)])
+    assert [step.unit for step in ranked.steps] == [1, 2, 3, 0]
+    assert len(ranked.fewest_within(lambda choice: 1 not in choice and 2 not in choice)) == 2
+    assert len(ranked.fewest_within(lambda choice: False)) == 4
+    assert len(ranked.fewest_within(lambda choice: True)) == 0
+    assert [step.unit for step in ranked.best_for(25)] == [1, 2]
+
+
+def test_what_costs_too_much_is_left_out_of_a_budget() -> None:
+    ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in ((100, 9000), (10, 1))])
+    assert [step.unit for step in ranked.best_for(50)] == [1]
+
+
+def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
+    sizes = [(100, 90), *((10, 10) for _ in range(4))]
+    ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in sizes])
+    assert [step.unit for step in ranked.best_for(100)] == [0]
+
+
+def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:
+    case = exported("bert")
+    feeds = feeds_of(case, 6)
+    everything = search(case.path, to=["int4"], data=feeds, within="error<=10")
+    assert everything.met and not everything.changed and everything.modules > 5
+    bound = everything.judged / 3
+    found, written = modelexport.quantize_within(
+        case.path, tmp_path / "out.onnx", to=["int4", "int8-weights"], data=feeds, within=f"error<{bound:.6f}"
+    )
+    assert found.met and found.judged <= bound and found.changed
+    assert everything.bytes_after < found.bytes_after < found.bytes_before
+    floats, session = open_session(case.path, optimized=True), open_session(Path(written[""].path), optimized=True)
+    output = floats.get_outputs()[0].name
+    errors = [apart(run_session(floats, one)[output], run_session(session, one)[output]) for one in feeds[3:]]
+    assert np.mean(errors) == pytest.approx(found.judged, rel=1e-3)
+    assert written[""].bytes_after == found.bytes_after
+    assert read_tagged(tmp_path / "out.onnx").coverage.untagged == 0
+    recipe = read_recipe(tmp_path / "out.recipe.yaml")
+    assert (
+        recipe == found.recipe
+        and recipe.error_bound == pytest.approx(bound, rel=1e-3)
+        and "not used to choose" in recipe.notes[1]
+    )
+    np.savez(tmp_path / "data.npz", **{name: np.stack([one[name] for one in feeds[3:]]) for name in feeds[0]})
+    report = modelexport.verify(case.path, against=tmp_path / "out.onnx", data=tmp_path / "data.npz")
+    assert (
+        report.agrees and report.judged == ["last_hidden_state"] and report.bound == pytest.approx(bound, rel=1e-3)
+    ), report
+    assert report.outputs[0].norm == pytest.approx(found.judged, rel=1e-3) and report.inputs.startswith("3 runs of")
+
+
+def test_a_smaller_error_costs_more(exported: Exporter) -> None:
+    case = exported("bert")
+    feeds = feeds_of(case, 4)
+    sizes = [search(case.path, to=["int8-dynamic"], data=feeds, budget=10**9).bytes_after]
+    assert sizes[0] == search(case.path, to=["int8-dynamic"], data=feeds, within="error<=1e-12").bytes_after
+    loose, tight = (search(case.path, to=["int4"], data=feeds, within=f"error<={limit}") for limit in (0.5, 0.05))
+    assert loose.bytes_after <= tight.bytes_after
+
+
+def test_a_budget_is_spent_where_it_helps_most(exported: Exporter) -> None:
+    case = exported("bert")
+    feeds = feeds_of(case, 4)
+    start = search(case.path, to=["int4"], data=feeds, within="error<=10")
+    budget = (start.bytes_after + start.bytes_before) // 2
+    found = search(case.path, to=["int4"], data=feeds, budget=budget)
+    assert found.met and start.bytes_after < found.bytes_after <= budget
+    assert found.judged < start.judged
+    assert all(one.method == KEEP for one in found.changed)
+
+
+def test_selectors_keep_modules_out_of_the_search(exported: Exporter) -> None:
+    case = exported("bert")
+    found = search(case.path, to=["int4"], data=feeds_of(case, 2), within="error<=10", keep=["encoder.layer.0"])
+    tagged = read_tagged(case.path)
+    inside = tagged.select("encoder.layer.0").inside
+    kept = [selector for rule in found.recipe.rules if rule.method == KEEP for selector in rule.selectors]
+    assert kept and {str(call) for call in inside}.issuperset(kept)
+
+
+def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported: Exporter, tmp_path: Path) -> None:
+    case, data, out = exported("bert"), tmp_path / "data.npz", tmp_path / "out.onnx"
+    feeds = feeds_of(case, 2)
+    np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
+    asked = ["quantize", case.path, "-o", out, "--data", data, "--to", "int8-dynamic"]
+    unmet = run(*asked, "--budget", "1kB")
+    assert unmet.returncode == 1 and "not met: at most 1000 bytes" in unmet.stdout
+    assert " bytes of weights" in unmet.stdout
+    assert not out.exists()
+    met = run(*asked, "--to", "int8-weights", "--within", "error<=0.5")
+    assert out.exists() and "that were not used to choose" in met.stdout
+    for arguments, message in (
+        (["--within", "cosine<=0.5"], "not even met by equal outputs"),
+        (["--budget", "12 parsecs"], "is not a size"),
+        (["--budget", "1MB", "--within", "kl<=1"], "either a bound on the error or a number of bytes"),
+        (["--to", "int4"], "several --to are for a search"),
+    ):
+        refused = run(*asked, *arguments)
+        assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_one_run_cannot_choose_and_judge(exported: Exporter) -> None:
+    case = exported("bert")
+    with pytest.raises(InputsError, match="the data are one run"):
+        search(case.path, to=["int4"], data=feeds_of(case, 1), within="error<=1")
+    with pytest.raises(UsageError, match="give methods"):
+        search(case.path, to=["keep"], data=feeds_of(case, 2), within="error<=1")
