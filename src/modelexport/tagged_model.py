@@ -21,9 +21,9 @@ from modelexport.regions import Sharing
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.tagged.tree_display import format_tree, tree_rows, untagged_operators
-from modelexport.tools.cut.extraction import Extracted, extract
 
 if TYPE_CHECKING:
+    from modelexport.tools.cut.extraction import Extracted
     from modelexport.tools.cut.splitting import Split
 
 
@@ -71,6 +71,8 @@ class TaggedModel(TaggedFile, Mapping[str, "ModuleView"]):
 
     def extract(self, name: str, output: str | Path) -> Extracted:
         """Write one module call as a model of its own: see :func:`modelexport.tools.cut.extraction.extract`."""
+        from modelexport.tools.cut.extraction import extract
+
         return extract(self, name, output)
 
 

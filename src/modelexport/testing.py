@@ -12,8 +12,6 @@ from modelexport.exporting.options import Keywords
 from modelexport.exporting.pipeline import export
 from modelexport.files.path_or_model import Source
 from modelexport.terminal.show_verification import format_verify
-from modelexport.tools.compare.comparison import compare
-from modelexport.tools.compare.comparison_text import format_comparison
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,6 +56,10 @@ def assert_exports(
         assert report is not None
         if not report.agrees:
             raise AssertionError(f"the file of {type(model).__name__} differs from it:\n{format_verify(report)}")
-        if like is not None and (comparison := compare(like, result)).differs:
-            raise AssertionError(f"the export of {type(model).__name__} changed:\n{format_comparison(comparison)}")
+        if like is not None:
+            from modelexport.tools.compare.comparison import compare
+            from modelexport.tools.compare.comparison_text import format_comparison
+
+            if (comparison := compare(like, result)).differs:
+                raise AssertionError(f"the export of {type(model).__name__} changed:\n{format_comparison(comparison)}")
         return report

@@ -15,7 +15,9 @@ _EXTRAS = {
 
 def missing_extra(error: ImportError) -> str:
     """How to install what an import lacked, on one line; empty if no extra has it."""
-    package = (error.name or "").split(".")[0]
+    package, *inside = (error.name or "").split(".")
+    if package == "modelexport" and inside[:1] == ["tools"] and len(inside) > 1:
+        return f"this needs the tool {inside[1]} of modelexport, which is not installed: install the whole package"
     if not isinstance(error, ModuleNotFoundError) or package not in _EXTRAS:
         return ""
     return f"this needs {package}, which is not installed: pip install 'modelexport[{_EXTRAS[package]}]'"

@@ -182,7 +182,7 @@ class PackageKind:
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> Any:
         """Compare a package with the model that it was exported from."""
-        return verify_parts(model, {"model": inputs}, package, **how)
+        return verify_parts([ModelPart("model", model, inputs)], package, **how)
 
     def text_of_report(self, report: Any) -> str | None:
         """What :meth:`verify` returned, as text for people; ``None`` for reports of parts, which all kinds share."""
@@ -290,20 +290,23 @@ def kind_of_package(package: Package, model: nn.Module) -> PackageKind:
     raise UsageError(f"{type(model).__name__} is not {needs}: give the model that {package.folder} was exported from")
 
 
-def verify_parts(model: nn.Module, inputs: Mapping[str, Any], package: Package, **how: Any) -> PartReports:
+def verify_parts(parts: Iterable[ModelPart], package: Package, **how: Any) -> PartReports:
     """Compare each part of a package with what its model computes.
 
     Args:
-        inputs: Name of a part to the inputs of its model.
+        parts: What the parts were exported from, or are exported from now.
+        how: Keywords of :func:`modelexport.verify.verify.verify`.
 
     Raises:
         UsageError: The package has a part that the model does not give.
     """
     from modelexport.verify.verify import verify
 
-    if unknown := [name for name in package.files if name not in inputs]:
+    given = {part.name: part for part in parts}
+    if unknown := [name for name in package.files if name not in given]:
         raise UsageError(
-            f"{package.folder} has the part {first_few(unknown)}, and the model gives {first_few(inputs)}: give the "
+            f"{package.folder} has the part {first_few(unknown)}, and the model gives {first_few(given)}: give the "
             "model that it was exported from"
         )
-    return PartReports({name: verify(model, inputs[name], file, **how) for name, file in package.files.items()})
+    reports = {name: verify(given[name].model, given[name].inputs, file, **how) for name, file in package.files.items()}
+    return PartReports(reports)

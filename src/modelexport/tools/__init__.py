@@ -40,6 +40,8 @@ class Tool:
     """The name of its folder in ``modelexport/tools``, or of the package that adds it."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Its commands by name."""
+    needs: tuple[str, ...] = ()
+    """The tools of this package that it imports; without one of them, it is not installed either."""
     kinds: tuple[str, ...] = ()
     """The kinds of packages that it makes: ``package.module:name`` of instances of
     :class:`~modelexport.packages.package_kinds.PackageKind`, in the order in which they are asked about a model."""
@@ -51,9 +53,16 @@ def _command(tool: str, name: str, group: str, help_line: str, *, runs_model: bo
     return Command(group, f"modelexport.tools.{tool}.{function}_command:{function}", help_line, runs_model)
 
 
-def _tool(name: str, *commands: tuple[str, str, str], runs_model: tuple[str, ...] = (), kind: str = "") -> Tool:
+def _tool(
+    name: str,
+    *commands: tuple[str, str, str],
+    runs_model: tuple[str, ...] = (),
+    needs: tuple[str, ...] = (),
+    kind: str = "",
+) -> Tool:
     made = {each[0]: _command(name, *each, runs_model=each[0] in runs_model) for each in commands}
-    return Tool(name=name, commands=made, kinds=(f"modelexport.tools.{name}.{kind}",) if kind else ())
+    kinds = (f"modelexport.tools.{name}.{kind}",) if kind else ()
+    return Tool(name=name, commands=made, needs=needs, kinds=kinds)
 
 
 TOOLS = (
@@ -86,6 +95,7 @@ TOOLS = (
         ("devices", "check", "show the devices of this machine"),
         ("kit", "package", "write a folder that runs modules on another machine"),
         ("place", "package", "assign modules to devices"),
+        needs=("quantize",),
     ),
     _tool("pipelines", kind="pipeline_kind:KIND"),
     _tool("sentences", kind="sentence_kind:KIND"),
@@ -99,7 +109,8 @@ def installed_tools() -> tuple[Tool, ...]:
 
     A tool of another package that cannot be imported, or is not a :class:`Tool`, is left out: a warning says so.
     """
-    here = [tool for tool in TOOLS if (Path(__file__).parent / tool.name / "__init__.py").is_file()]
+    folders = {tool.name for tool in TOOLS if (Path(__file__).parent / tool.name / "__init__.py").is_file()}
+    here = [tool for tool in TOOLS if folders.issuperset((tool.name, *tool.needs))]
     return (*here, *_tools_of_others())
 
 

@@ -26,7 +26,6 @@ from exports import Shared
 from modelexport.errors import CaptureError, CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.package_manifest import Manifest, PartEntry
-from modelexport.tools.quantize.quantized_packages import quantize_package
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_export import _first_that_passes
@@ -40,6 +39,7 @@ from modelexport.tools.generate.greedy_reference import first_difference, genera
 from modelexport.tools.generate.prompts import example_prompts
 from modelexport.tools.generate.report_text import format_generation
 from modelexport.tools.generate.verify_by_generation import GenerationReport, verify_parameters_of_parts
+from modelexport.tools.quantize.quantized_packages import quantize_package
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,14 +21,16 @@ from modelexport.tables.table import Table
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import files_of
-from modelexport.tools.compare.against_file import verify_against
-from modelexport.tools.compare.against_report import AgainstReport, Loss, weight_of
 from modelexport.tools.figures.measured_parts import DECODE, common_sizes, cost_parts, profile_parts, profile_same
 from modelexport.tools.figures.profiles import ModuleProfile, noise_note
 from modelexport.tools.figures.side_by_side import cost_against, profile_against
+from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
+
+if TYPE_CHECKING:
+    from modelexport.tools.compare.against_report import AgainstReport
 
 _SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
 _LISTED = 5
@@ -44,7 +47,11 @@ def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
     for call in report.calls:
         comparison = call.per_module or (call.end_to_end if isinstance(call, CallVerdict) and call.nodes else None)
         error = (
-            comparison.norm if isinstance(comparison, Loss) else comparison.relative if comparison is not None else None
+            comparison.relative
+            if isinstance(comparison, Difference)
+            else comparison.norm
+            if comparison is not None
+            else None
         )
         if error is not None:
             errors[ModuleCall.parse(call.address)] = error
@@ -107,6 +114,8 @@ def _page(
     sections: list[Section] = []
     other = against.name if against is not None else ""
     if against is not None:
+        from modelexport.tools.compare.against_file import verify_against
+
         losses = verify_against(tagged.path, against)
         table = with_errors(cost_against(table, cost(against)), losses)
         sections.append(_losses(against, losses))
@@ -157,6 +166,8 @@ def _facts(tagged: TaggedFile) -> Section:
 
 
 def _losses(against: Path, report: AgainstReport) -> Section:
+    from modelexport.tools.compare.against_report import weight_of
+
     lines = [
         ("file", against.name),
         (f"first module that is off by more than {percent_text(report.bound)}", report.first_beyond or "none"),

@@ -81,7 +81,7 @@ class SentenceKind(PackageKind):
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PartReports:
         assert isinstance(model, SentencePipeline)
-        return verify_parts(model, {part.name: part.inputs for part in pipeline_parts(model)}, package, **how)
+        return verify_parts(pipeline_parts(model), package, **how)
 
 
 KIND = SentenceKind()

@@ -1,0 +1,149 @@
+"""The table of tools: each can be absent, and packages of others add commands and kinds of packages."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+
+from exports import Exporter
+from modelexport import tools
+from modelexport.errors import ToolWarning
+
+OTHER_PACKAGE = Path(__file__).with_name("other_package")
+
+
+class Hidden(MetaPathFinder):
+    """Makes tools look as if they were not installed."""
+
+    def __init__(self, *names: str) -> None:
+        self.packages = [f"modelexport.tools.{name}" for name in names]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if any(fullname == package or fullname.startswith(f"{package}.") for package in self.packages):
+            raise ModuleNotFoundError(f"no module named {fullname}", name=fullname)
+        return None
+
+
+def hidden_with(name: str) -> set[str]:
+    """A tool and those that need it."""
+    return {name, *(tool.name for tool in tools.TOOLS if name in tool.needs)}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [tool.name for tool in tools.TOOLS])
+def test_everything_else_imports_and_runs_without_a_tool(name: str, exported: Exporter) -> None:
+    path, hidden = exported("bert").path, hidden_with(name)
+    gone = [command for tool in tools.TOOLS if tool.name in hidden for command in tool.commands]
+    kept = [command for tool in tools.TOOLS if tool.name not in hidden for command in tool.commands]
+    child = os.fork()
+    if child == 0:  # in a process of its own, with what is imported already but for this package
+        status = 1
+        try:
+            _import_without(hidden)
+            from modelexport.cli import command_list
+
+            page = command_list.overview()
+            listed = {line.split()[0] for line in page.splitlines() if line.startswith("  ") and len(line) > 20}
+            assert not listed & set(gone), listed & set(gone)
+            assert listed >= set(kept), set(kept) - listed
+            assert _runs("tree", str(path)) == 0
+            assert not gone or _runs(gone[0], str(path)) == 2
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _import_without(hidden: set[str]) -> None:
+    """Import all modules of this package again, as if tools were not installed."""
+    for module in [name for name in sys.modules if name.split(".")[0] == "modelexport"]:
+        del sys.modules[module]
+    sys.meta_path.insert(0, Hidden(*hidden))
+    is_file = Path.is_file
+    away = {Path(tools.__file__).parent / name / "__init__.py" for name in hidden}
+    mock.patch.object(Path, "is_file", lambda path: path not in away and is_file(path)).start()
+    import modelexport
+
+    for module in pkgutil.walk_packages(modelexport.__path__, "modelexport.", onerror=lambda name: None):
+        if module.name.split(".")[1] != "__main__" and not any(
+            f"{module.name}.".startswith(f"modelexport.tools.{name}.") for name in hidden
+        ):
+            importlib.import_module(module.name)
+
+
+def _runs(*arguments: str) -> int:
+    from modelexport.cli.app import main
+
+    with mock.patch.object(sys, "argv", ["modelexport", *arguments]), pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_a_package_adds_a_command_and_a_kind_of_packages(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    shell = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OTHER_PACKAGE), *sys.path])}
+    script = f"""
+        set -e
+        {sys.executable} -m modelexport --help
+        {sys.executable} -m modelexport export net.py:make -o package/ --no-check
+        {sys.executable} -m modelexport count package/encoder.onnx
+        {sys.executable} -m modelexport verify package/ --model net.py:make
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "  count           count the operators of a file" in done.stdout
+    assert (tmp_path / "package" / "decoder.onnx").is_file()
+    assert "Gemm 1" in done.stdout
+
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Linear(6, 3), nn.Linear(3, 6)
+
+    def encode(self, x):
+        return torch.relu(self.down(x))
+
+    def decode(self, codes):
+        return self.up(codes)
+
+    def forward(self, x):
+        return self.decode(self.encode(x))
+
+
+def make():
+    return Autoencoder().eval(), {"x": torch.ones(2, 6)}
+"""
+
+
+def test_a_tool_that_cannot_be_imported_is_a_warning_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "broken-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[modelexport.tools]\nbroken = no_such_package:TOOL\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(ToolWarning, match="the tool broken"):
+        assert "broken" not in {tool.name for tool in tools.installed_tools.__wrapped__()}
