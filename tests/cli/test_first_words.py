@@ -76,7 +76,7 @@ def test_the_listing_agrees_with_the_commands(name: str) -> None:
 def test_what_is_nearly_right_is_offered(tmp_path: Path) -> None:
     assert "did you mean --verify?" in run("export", "--verfy").stderr
     assert "; did you mean 'export', 'report'? see" in run("exprt").stderr
-    assert "; did you mean generate? see" in run("export", "--parts", "generat", "-o", "x/").stderr
+    assert "; did you mean generate? there are" in run("export", "--parts", "generat", "-o", "x/").stderr
     assert "; did you mean --opset" in run("export", "--oppset", 3).stderr
     assert "did you mean structure?" in run("compare", "a.onnx", "b.onnx", "--fail-on", "strcture").stderr
     (tmp_path / "bert.onnx").touch()

@@ -12,15 +12,15 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 GROUP = "modelexport.tools"
 """The group of entry points by which other packages add tools."""
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A command, before its code is imported."""
 
     group: str
@@ -32,13 +32,12 @@ class Command:
     """Whether it may run a model."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tool:
+class Tool(NamedTuple):
     """A row of the table."""
 
     name: str
     """The name of its folder in ``modelexport/tools``, or of the package that adds it."""
-    commands: Mapping[str, Command] = field(default_factory=dict)
+    commands: Mapping[str, Command] = MappingProxyType({})
     """Its commands by name."""
     needs: tuple[str, ...] = ()
     """The tools of this package that it imports; without one of them, it is not installed either."""

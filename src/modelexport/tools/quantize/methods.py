@@ -1,7 +1,8 @@
 """What a module can be quantized to: a table of methods, each of them done by ONNX Runtime's own quantizers.
 
 A method is written ``NAME`` or ``NAME:OPTION=VALUE,...``: ``int4``, ``int4:block=64,algorithm=hqq``, ``float16``. It is
-applied to a small model, which contains the nodes that it is meant for and no other (:mod:`.cut_pieces`).
+applied to a small model, which contains the nodes that it is meant for and no other
+(:mod:`modelexport.regions.cut_pieces`).
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def quantize(
         keep: Selectors of modules that stay bit for bit what they are.
         only: Selectors of the modules that get the method; by default all.
         recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
-        data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.calibration_data.read_data`).
+        data: Inputs for methods that measure ranges, or a file or folder of them
+            (:func:`modelexport.traces.calibration_data.read_data`).
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
 
