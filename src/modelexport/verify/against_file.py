@@ -38,10 +38,10 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
+from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import ALLOWED, check_bound
 from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
 from modelexport.verify.cut_out_calls import refuse_stage
-from modelexport.verify.onnxruntime_outputs import narrowest_type
 from modelexport.verify.verify_report import CallStatus
 
 
