@@ -196,8 +196,9 @@ def model_with_weights_in(places: Collection[Path], apart_from: Collection[Path]
                 if entry_of(model) not in own and _may_be_model(model):
                     with contextlib.suppress(FileFormatError):
                         for file in data_files(model):
-                            for entry in {entry_of(file), entry_of(Path(os.path.realpath(file)))} & there.keys():
-                                return model, there[entry]
+                            for entry in (entry_of(file), entry_of(Path(os.path.realpath(file)))):
+                                if entry is not None and entry in there:
+                                    return model, there[entry]
     return None
 
 
