@@ -10,7 +10,6 @@ import torch
 
 from modelexport.core.replaced_attributes import attribute_set
 
-
 HALF = (torch.float16, torch.bfloat16)
 """The types that a model in float32 converts to and back: its file rounds to them, and computes in float32."""
 

@@ -37,7 +37,15 @@ from modelexport.pytorch.nested_tensors import (
 )
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
-from modelexport.pytorch.runs.float64_numbers import HALF, as_float, as_narrow, by_element, exact, half_type, limits_of_float32
+from modelexport.pytorch.runs.float64_numbers import (
+    HALF,
+    as_float,
+    as_narrow,
+    by_element,
+    exact,
+    half_type,
+    limits_of_float32,
+)
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
@@ -134,8 +142,7 @@ class _Recording:
         self.own = own_type(self.model, self.inputs)
         narrow = has_narrow_weights(self.model) or self.own in HALF
         self.types = {dtype: wide for dtype, wide in _WIDE.items() if narrow or dtype not in HALF}
-        """Types to those that tensors have in a wide run. A file computes half precision of a model that is in float32
-        in float32, and rounds what an operation gives, as PyTorch does."""
+        """Types to those of a wide run. Half precision in a model of float32 is rounded there, too, as in its file."""
 
     def widened(self, value: Any) -> Any:
         """A narrow tensor in float64; anything else as it is."""
