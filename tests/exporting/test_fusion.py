@@ -20,6 +20,7 @@ from commands import run
 from exports import Shared
 from modelexport.errors import UsageError
 from modelexport.exporting import runtime_fusion
+from modelexport.packages.observed_state import cache_argument
 from modelexport.packages.prompts import example_prompts
 from modelexport.pytorch.loading import load_model
 
@@ -154,7 +155,7 @@ def prefill(path: Path) -> tuple[list[Any], list[Any]]:
         right = model(**inputs)
     keys = next(value.name for value in session.get_outputs() if "key" in value.name.rpartition(".")[2])
     actual = session.run(["logits", keys], given)
-    expected = [right.logits.numpy(), right.past_key_values.layers[0].keys.numpy()]
+    expected = [right.logits.numpy(), right[cache_argument(model)].layers[0].keys.numpy()]
     return actual, expected
 
 
