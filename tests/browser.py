@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.w
 DRIVER = shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "needs Chromium and its driver: apt-get install chromium chromium-driver"
 """Why no browser can be used on this machine; empty if one can."""
+
+
+KEYS = {
+    "Backspace": "\ue003", "Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "ArrowLeft": "\ue012",
+    "ArrowUp": "\ue013", "ArrowRight": "\ue014", "ArrowDown": "\ue015",
+}  # fmt: skip
+"""Names of keys to what the WebDriver protocol calls them."""
 
 
 class Browser:
@@ -59,6 +67,12 @@ class Browser:
             selector,
             text,
         )
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other, as a user does: letters, and names such as ``ArrowDown``."""
+        codes = [KEYS.get(key, key) for key in keys]
+        steps = [{"type": kind, "value": code} for code in codes for kind in ("keyDown", "keyUp")]
+        self._call("POST", f"{self._session}/actions", {"actions": [{"type": "key", "id": "keys", "actions": steps}]})
 
     def texts(self, selector: str) -> list[str]:
         texts_of_elements: list[str] = self.run(
@@ -106,8 +120,11 @@ class Browser:
         request = urllib.request.Request(
             self._address + path, data, {"Content-Type": "application/json"}, method=method
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:  # the driver says in it what the page's script raised
+            raise AssertionError(json.load(error)["value"]["message"].partition("\n")[0]) from None
 
 
 @contextmanager

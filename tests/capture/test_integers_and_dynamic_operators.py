@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -130,6 +131,39 @@ def test_interpolation_by_a_scale_copies_along_axes_that_keep_their_size(tmp_pat
         )
 
     assert_right(function, tmp_path)
+
+
+NEAREST: dict[str, tuple[dict[str, Any], Sequence[int], Sequence[int]]] = {
+    "a given size": ({"size": (12, 24)}, (20, 14), (49, 7)),
+    "a given length": ({"size": 12}, (20,), (7,)),
+    "a size that some axes have": ({"size": (4, 5, 12)}, (4, 5, 20), (4, 2, 17)),
+    "a share": ({"scale_factor": (0.6, 1.2)}, (20, 15), (13, 7)),
+    "a share that some axes keep": ({"scale_factor": (1.1, 0.3)}, (7, 15), (13, 9)),
+    "a third": ({"scale_factor": 1 / 3}, (20, 15), (33, 4)),
+    "a share of the sizes": ({"scale_factor": 0.6, "recompute_scale_factor": True}, (20, 15), (33, 7)),
+}
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("case", NEAREST)
+def test_the_nearest_pixels_are_those_of_pytorch_in_onnx_runtime(
+    case: str, dynamic: bool, frontend: Literal["dynamo", "torchscript"], tmp_path: Path
+) -> None:
+    how, example, other = NEAREST[case]
+    model = Computes(lambda x: functional.interpolate(x, mode="nearest", **how))
+    pictures = [torch.arange(2.0 * math.prod(sizes)).reshape(1, 2, *sizes) for sizes in (example, other)]
+    result = export(model, (pictures[0],), tmp_path / "m.onnx", frontend=frontend, dynamic=dynamic, documents=False)
+    session = result.session()
+    for picture in pictures if dynamic else pictures[:1]:
+        (made,) = session.run(None, {session.get_inputs()[0].name: picture.numpy()})
+        assert np.array_equal(made, model(picture).numpy())
+
+
+@pytest.mark.parametrize("how", [{"scale_factor": 2}, {"size": (8, 12)}])
+def test_pictures_that_onnx_runtime_resizes_as_pytorch_stay_a_resize(how: dict[str, Any], tmp_path: Path) -> None:
+    export(Computes(lambda x: functional.interpolate(x, **how)), (torch.ones(1, 2, 4, 6),), tmp_path / "m.onnx")
+    assert [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node] == ["Resize"]
 
 
 class Layers(nn.Module):

@@ -21,6 +21,7 @@ from exports import Shared
 from modelexport.errors import UsageError
 from modelexport.exporting import runtime_fusion
 from modelexport.pytorch.loading import load_model
+from modelexport.tools.generate.observed_state import cache_argument
 from modelexport.tools.generate.prompts import example_prompts
 
 SMALL = {**decoders.SMALL, "hidden_size": 64}
@@ -154,7 +155,7 @@ def prefill(path: Path) -> tuple[list[Any], list[Any]]:
         right = model(**inputs)
     keys = next(value.name for value in session.get_outputs() if "key" in value.name.rpartition(".")[2])
     actual = session.run(["logits", keys], given)
-    expected = [right.logits.numpy(), right.past_key_values.layers[0].keys.numpy()]
+    expected = [right.logits.numpy(), right[cache_argument(model)].layers[0].keys.numpy()]
     return actual, expected
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.requested_names import widened
+from modelexport.exporting.requested_names import RequestedNames, widened
 
 
 class Net(nn.Module):
@@ -75,6 +75,24 @@ def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
     inputs = widened(INPUTS, interface)
     export(model, inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert verify(model, inputs, tmp_path / "x.onnx").agrees
+
+
+def test_a_suggested_name_of_an_axis_is_taken_where_it_fits(tmp_path: Path) -> None:
+    wide = {name: value.repeat(2, 1, 1) for name, value in INPUTS.items()}
+    names = RequestedNames(
+        axes={("x", 0): "batch"},
+        suggested={
+            ("bias", 0): "images",
+            ("x", 1): "frames",
+            ("x", 2): "width",
+            ("x", 7): "more",
+            ("other", 0): "more",
+        },
+    )
+    export(Net(), wide, tmp_path / "x.onnx", dynamic=True, interface=names)
+    # `bias` has the batch of `x`, and the width is that of the weights.
+    assert shapes(tmp_path / "x.onnx")["x"] == ["batch", "frames", 4]
+    assert shapes(tmp_path / "x.onnx")["bias"] == ["batch", "frames", 4]
 
 
 def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:

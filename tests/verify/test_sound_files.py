@@ -257,9 +257,10 @@ class Biased(nn.Module):
         return self.head((torch.softmax(scores * 0.01, -1) @ x).to(torch.float32))
 
 
-def test_bfloat16_inside_a_model_is_computed_in_float32_and_rounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_inside_a_model_is_computed_in_float32_and_rounded(half: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = Biased(torch.bfloat16).eval(), {"x": torch.randn(2, 8, 8)}
+    model, x = Biased(half).eval(), {"x": torch.randn(2, 8, 8)}
     result = export(model, x, tmp_path / "x.onnx", verify=True)
     assert result.check is not None and result.check.status == "passed"
     assert result.verified is not None and result.verified.agrees, result.verified
@@ -270,6 +271,29 @@ def test_bfloat16_inside_a_model_is_computed_in_float32_and_rounded(tmp_path: Pa
     assert not verify(without.eval(), x, tmp_path / "x.onnx").agrees
     traced = export(model, x, tmp_path / "traced.onnx", frontend="torchscript")
     assert traced.check is not None and traced.check.status == "passed"
+
+
+class Steps(nn.Module):
+    """Adds in half precision what leaves few digits: with the roundings left out, 23 % of what comes out differs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x + 1000) * 3 - 3000).float()
+
+
+@pytest.mark.parametrize("narrow_inputs", [False, True])
+def test_onnx_runtime_rounds_each_step_in_float16_as_pytorch_does(narrow_inputs: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8) if not narrow_inputs else torch.randn(4, 8).half()
+    model = nn.Sequential(nn.Identity() if narrow_inputs else Narrow(), Steps()).eval()
+    result = export(model, (x,), tmp_path / "x.onnx", verify=True)
+    (made,) = result.session().run(None, {"input": x.numpy()})
+    assert result.verified is not None and result.verified.agrees
+    torch.testing.assert_close(torch.from_numpy(made), model(x), rtol=0, atol=0)
+
+
+class Narrow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.half()
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ class RequestedNames:
     """Patterns (``present.*``) over the new names of the outputs to keep; all if there are none."""
     axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """An input's new name and an axis to the symbol of its size, or a sum of symbols (``past + sequence``)."""
+    suggested: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """The same for names that only describe an axis: one that does not fit is left out, and the axis gets another."""
     leading: Sequence[str] = ()
     """Symbols for the first axes of every input: the first axis has to be dynamic, another one in some input."""
 
@@ -48,6 +50,7 @@ class RequestedNames:
         kept = _kept_outputs(names, self.kept)
         keep_outputs(exported.model, kept)
         symbols = _symbols(exported, {**self._leading(exported), **self.axes})
+        symbols |= _fitting(exported, self.suggested, symbols)
         return dataclasses.replace(
             with_symbols(exported, symbols),
             values={port: renamed.get(name, name) for port, name in exported.values.items()},
@@ -178,6 +181,17 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
             raise UsageError(f"axis {axis} of {name} cannot be {symbol}: it always has the same size as {same}")
         first.setdefault(size, f"axis {axis} of {name}")
     return {size: symbol for size, symbol in symbols.items() if SYMBOL.fullmatch(size)}
+
+
+def _fitting(exported: Exported, suggested: Mapping[tuple[str, int], str], known: Mapping[str, str]) -> dict[str, str]:
+    """The symbols of the capture to the suggested names, for those that have no name yet."""
+    shapes = {value.name or "": tuple(value.shape or ()) for value in exported.model.graph.inputs}
+    fitting: dict[str, str] = {}
+    for (name, axis), symbol in suggested.items():
+        size = _size_of(shapes[name][axis]) if axis < len(shapes.get(name, ())) else None
+        if isinstance(size, str) and SYMBOL.fullmatch(size) and size not in known:
+            fitting.setdefault(size, symbol)
+    return fitting
 
 
 def _what_fixes(exported: Exported, name: str, axis: int, size: int | None) -> str:

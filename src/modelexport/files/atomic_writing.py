@@ -21,7 +21,14 @@ from typing import IO
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
 from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned
 from modelexport.files.ordered_moves import Move, Order, Staged, files_in, kind_of
-from modelexport.files.protected_inputs import OTHER_KINDS, being_read, check_kept, parts_of, reading
+from modelexport.files.protected_inputs import (
+    OTHER_KINDS,
+    being_read,
+    check_kept,
+    check_others_keep_weights,
+    parts_of,
+    reading,
+)
 from modelexport.files.regular_files import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES, RECIPE_SUFFIX, REPORT_SUFFIX
 
@@ -77,8 +84,8 @@ class Replacement:
 
         Raises:
             OSError: One cannot be moved; none was.
-            OutputError: One would take the place of something that is read, that is not a regular file, or that the
-                command was not asked to write.
+            OutputError: One would take the place of something that is read, that is not a regular file, that holds
+                weights of a model that stays, or that the command was not asked to write.
             NotWrittenError: Another command is moving files into one of the folders.
         """
         with contextlib.ExitStack() as locks:
@@ -102,6 +109,8 @@ class Replacement:
                 check_written_by_us(move.target)
         with reading(self._reads):
             check_kept(move.target for move in moves)
+        targets = [move.target for move in moves]
+        check_others_keep_weights(targets, [target for target in targets if kind_of(target) is Order.MODEL])
         new_folders: list[Path] = []
         undo: list[Move] = []
         try:
@@ -125,8 +134,11 @@ class Replacement:
                 _remove_empty(reversed(new_folders))
             raise
         # A part of a package is written to the package's staging folder, which may still be removed.
-        targets = [move.target for move in placed]
-        WRITTEN.extend(file for file in targets if not any(part.startswith(STAGING_PREFIX) for part in file.parts))
+        WRITTEN.extend(
+            file
+            for file in (move.target for move in placed)
+            if not any(part.startswith(STAGING_PREFIX) for part in file.parts)
+        )
 
 
 @contextlib.contextmanager
@@ -264,7 +276,8 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
 
     Raises:
         OutputError: The folder does not exist or cannot be written to; ``path`` is not a regular file, has the name of
-            another model's file, or is an input; or a file that would be written beside it belongs to an input.
+            another model's file, or is an input; or a file that would be written beside it belongs to an input or
+            holds weights of another model.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a folder: give the name of a file in it")
@@ -293,6 +306,7 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
             if replaced is not None:
                 holds = "holds weights of" if what == "weights" else "belongs to"
                 raise OutputError(f"{path} would replace {replaced}, which {holds} {read}: give another name")
+    check_others_keep_weights(there, [path])
 
 
 def _check_name(path: Path, *, alone: bool) -> None:

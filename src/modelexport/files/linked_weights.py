@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -21,7 +21,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.files.external_data import WAY_OUT, ExternalDataFile
 from modelexport.files.protobuf_reading import read_serialized, serialized_tensors
-from modelexport.files.regular_files import open_regular
+from modelexport.files.regular_files import entry_of, is_file, open_regular
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.bound_tensors import bind_tensors
@@ -179,6 +179,38 @@ def data_files(path: Path) -> list[Path]:
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
 
 
+def model_with_weights_in(places: Collection[Path], apart_from: Collection[Path] = ()) -> tuple[Path, Path] | None:
+    """A model that has weights in one of some files, and that file: a model in the same folder, or in one above it.
+
+    Args:
+        places: Files that are about to be replaced or removed.
+        apart_from: Models that do not count, because they are replaced or removed with them.
+    """
+    there = {entry: place for place in places if (entry := entry_of(place)) is not None}
+    own = {entry_of(model) for model in apart_from}
+    folders = {place.absolute().parent for place in there.values()}
+    above = {parent for folder in folders for parent in folder.parents} - folders
+    for folder in (*sorted(folders), *sorted(above)):
+        with contextlib.suppress(OSError):
+            for model in sorted(folder.glob("*.onnx") if folder in above else folder.iterdir()):
+                if entry_of(model) not in own and _may_be_model(model):
+                    with contextlib.suppress(FileFormatError):
+                        for file in data_files(model):
+                            for entry in (entry_of(file), entry_of(Path(os.path.realpath(file)))):
+                                if entry is not None and entry in there:
+                                    return model, there[entry]
+    return None
+
+
+def _may_be_model(path: Path) -> bool:
+    """Whether a file has the suffix of a model, or begins as most do (a backup may have any name)."""
+    if not is_file(path) or path.suffix == ".onnx":
+        return is_file(path)
+    with contextlib.suppress(OSError, FileFormatError), open_regular(path) as file:
+        return file.read(1) == b"\x08"
+    return False
+
+
 def seal(data: Path) -> DataFile:
     """Append the digest of a data file to its content, which tells it from every other; returns its record.
 
@@ -194,15 +226,19 @@ def seal(data: Path) -> DataFile:
 def free_place(output: Path, staging: Path, name: str) -> Path:
     """A place in ``staging`` for a weights file of the model ``output``, after which it is named.
 
-    What has this name beside ``output`` and is not a weights file of an earlier model of that name keeps it.
+    What has this name beside ``output`` keeps it, unless it is a weights file of an earlier model of that name alone.
     """
     former: list[Path] = []
     with contextlib.suppress(FileFormatError):
         former = data_files(output) if output.is_file() else []
+
+    def may_have(old: Path) -> bool:
+        return not os.path.lexists(old) or (old in former and model_with_weights_in([old], [output]) is None)
+
     name = name.removeprefix(f"{output.stem}.")
     numbered = (f"{output.stem}.{number}{name}" for number in ("", *(f"{count}." for count in range(2, 10**6))))
     beside = ((staging / candidate, output.parent / candidate) for candidate in numbered)
-    return next(new for new, old in beside if not new.exists() and (old in former or not os.path.lexists(old)))
+    return next(new for new, old in beside if not new.exists() and may_have(old))
 
 
 def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:

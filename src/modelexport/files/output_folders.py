@@ -9,7 +9,7 @@ from pathlib import Path
 from modelexport.errors import OutputError
 from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.manifest_file import files_of_package, read_kind
-from modelexport.files.protected_inputs import being_read, check_kept, reading
+from modelexport.files.protected_inputs import being_read, check_kept, check_others_keep_weights, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
 from modelexport.format.package_manifest import MANIFEST, UNFINISHED
 
@@ -42,7 +42,8 @@ def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collec
         kinds: The kinds of packages that may be replaced; any if left out.
 
     Raises:
-        OutputError: It cannot be written to, holds something else than a package, or files that are read.
+        OutputError: It cannot be written to, or holds something else than a package, files that are read, or weights of
+            another model.
     """
     check_output_folder(folder)
     if not folder.is_dir():
@@ -63,3 +64,4 @@ def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collec
     # An earlier package of the same checkpoint has hard links to its weights, which may be replaced.
     with reading(reads):
         check_kept(files)
+    check_others_keep_weights(files, [file for file in files if file.suffix == ".onnx"])

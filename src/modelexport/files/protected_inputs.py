@@ -1,9 +1,9 @@
-"""Refuses to replace or remove the files that the running command reads."""
+"""Refuses to replace or remove files that the running command or other models read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.regular_files import is_file
+from modelexport.files.regular_files import entry_of, is_file
 from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES
 from modelexport.format.package_manifest import MANIFEST
 
@@ -75,19 +75,30 @@ def check_kept(places: Iterable[Path]) -> None:
     Raises:
         OutputError: It is.
     """
-    there = {entry: place for place in places if (entry := _entry(place)) is not None}
+    there = {entry: place for place in places if (entry := entry_of(place)) is not None}
     for read in _reads.get() if there else ():
         for file, _ in parts_of(read):
-            for entry in {_entry(file), _entry(Path(os.path.realpath(file)))}:
+            for entry in {entry_of(file), entry_of(Path(os.path.realpath(file)))}:
                 if entry in there:
                     raise OutputError(f"{there[entry]} is read, or belongs to {read}: give another name")
 
 
-def _entry(path: Path) -> tuple[int, int, str] | None:
-    """Which entry of which folder a path names; ``None`` if there is nothing."""
-    try:
-        path.lstat()
-        folder = path.parent.stat()
-    except (OSError, ValueError):
-        return None
-    return folder.st_dev, folder.st_ino, path.name
+def check_others_keep_weights(places: Collection[Path], models: Collection[Path]) -> None:
+    """Fail where a file that is about to be replaced or removed holds weights of a model that stays.
+
+    Args:
+        places: The files.
+        models: The models that are replaced or removed with them.
+
+    Raises:
+        OutputError: It does.
+    """
+    if any(is_file(place) for place in places):
+        from modelexport.files.linked_weights import model_with_weights_in  # what it imports is slow
+
+        if (found := model_with_weights_in(places, models)) is not None:
+            model, place = found
+            raise OutputError(
+                f"{place} would be replaced or removed, and holds weights of {model}: give another name, or move "
+                "that model and its weights to another folder"
+            )

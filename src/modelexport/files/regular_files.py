@@ -56,6 +56,16 @@ _MOST = 200
 """Files of a folder that are looked at for a name."""
 
 
+def entry_of(path: Path) -> tuple[int, int, str] | None:
+    """Which entry of which folder a path names; ``None`` if there is nothing."""
+    try:
+        path.lstat()
+        folder = path.parent.stat()
+    except (OSError, ValueError):
+        return None
+    return folder.st_dev, folder.st_ino, path.name
+
+
 def read_regular(path: Path, limit: int) -> bytes:
     """The bytes of a file.
 

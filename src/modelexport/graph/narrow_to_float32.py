@@ -53,9 +53,10 @@ def widened(model: ir.Model) -> ir.Model:
 
 
 def compute_in_float32(model: ir.Model) -> None:
-    """Let nodes whose values are bfloat16 compute in float32, in place; what they give keeps its type.
+    """Let nodes whose values are float16 or bfloat16 compute in float32, in place; what they give keeps its type.
 
-    ONNX Runtime's CPU provider has no kernels for them, but for conversions. What the nodes of one operation of the
+    ONNX Runtime's CPU provider has no kernels for bfloat16, but for conversions. It computes nodes of float16 in
+    float32 as well, and leaves out the roundings between them. What the nodes of one operation of the
     model pass to each other is not rounded, nor are the numbers of Python that it takes: its kernel rounds neither.
     """
     fill_types(model)
@@ -67,16 +68,16 @@ def compute_in_float32(model: ir.Model) -> None:
         if node.op_type in _ANY_TYPE or any(True for _ in nested_graphs(node)):
             continue
         for index, value in enumerate(node.inputs):
-            if value is not None and value.dtype is ir.DataType.BFLOAT16:
+            if value is not None and value.dtype in NARROW:
                 wide, maker = before_rounding.get(value), value.producer()
                 if wide is None or maker is None or maker.meta.get(OPERATION, maker) != operation:
                     up = cast(value, ir.DataType.FLOAT, f"{node.name}.{index}", node)
                     graph_of(node).insert_before(node, up)
                     wide = up.outputs[0]
                 node.replace_input_with(index, wide)
-        _widen_attributes(node, (ir.DataType.BFLOAT16,))
+        _widen_attributes(node, NARROW)
         for value in node.outputs:
-            if value.dtype is ir.DataType.BFLOAT16:
+            if value.dtype in NARROW:
                 down = cast(value, value.dtype, value.name or "", node)
                 down.meta[OPERATION] = operation
                 graph_of(node).insert_after(node, down)

@@ -52,6 +52,7 @@ from modelexport.tagged.documents.encoded_documents import documents_after
 from modelexport.tagged.documents.export_facts import facts_of_sidecar
 from modelexport.tagged.encodings.metadata import drop_foreign_metadata, write_tags
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.traces.array_differences import Difference
 
 RELATED = 0.4
 """The smallest share of its values that a changed file must have in common with the tagged one.
@@ -107,6 +108,10 @@ class RetagReport(Written, msgspec.Struct, frozen=True, kw_only=True):
     """Calls that had nodes in the tagged file and have none now."""
     inlined: bool
     """Whether local functions of the changed file were replaced by their bodies."""
+    outputs: list[Difference] | None = None
+    """After ``optimize``: how far each output is from the tagged file's; ``None`` if outputs were not compared."""
+    tried: list[str] = []
+    """The inputs with which outputs were compared, or why they were not."""
 
 
 @only_new_garbage()

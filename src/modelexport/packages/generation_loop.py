@@ -18,6 +18,8 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.package import Package
 
 PAST, PRESENT = "past_key_values", "present"
+CACHE_ARGUMENTS = ("cache", "past_key_values")
+"""What transformers calls a cache, as an argument and as a result: the first since 5.24."""
 PROMPT = "prompt"
 """What comes before the names of the outputs of a part that changes the prompt."""
 CACHE_POSITION = "cache_position"

@@ -76,6 +76,7 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
         direct=direct,
         name=tagged.path.name,
         notes=(note, *notes) if note else tuple(notes),
+        shapes=shapes,
     )
 
 

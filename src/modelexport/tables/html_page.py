@@ -1,13 +1,15 @@
-"""Tables as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
+"""Tables as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes, and the
+graph inside each module.
 
-The page uses no library: it draws only a list of lines and a list of rectangles, and a library would be ten times its
-size. Its content security policy forbids requests.
+Its parts are the files in ``page/``, which are put into one when it is written. Of libraries it has only dagre, which
+lays out graphs, and only if a graph is on it. Its content security policy forbids requests.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -19,8 +21,11 @@ import msgspec
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
 from modelexport.files.atomic_writing import write_alone
+from modelexport.tables.page_graph import page_graph
 from modelexport.tables.columns import Column, Figure, Kind
+from modelexport.tables.model_explorer import ExplorerPlace
 from modelexport.tables.table import Table, share_out
+from modelexport.tagged.file import TaggedFile
 
 Section = tuple[str, Sequence[Sequence[str]]]
 """A heading and rows of cells; the first cell of each row is a heading too."""
@@ -41,6 +46,12 @@ class Page:
     """The other file, whose figures are in columns that begin with ``against_``."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """The path of a module to the Python module and the line of its class."""
+    file: TaggedFile | None = None
+    """The file that the table is of, whose graph is drawn; its nodes are the first of the table."""
+
+
+SCRIPTS = ("data", "icicle", "tree", "detail", "graph_boxes", "graph_drawing", "graph", "page")
+"""The scripts of the page, in the order in which they run."""
 
 
 def write_page(path: Path, *pages: Page) -> None:
@@ -54,10 +65,20 @@ def write_page(path: Path, *pages: Page) -> None:
 
 def format_page(*pages: Page) -> str:
     """The text of :func:`write_page`."""
-    template = (files("modelexport.tables") / "page.html").read_text(encoding="utf-8")
     encoded = msgspec.json.encode([_data(page) for page in pages]).decode()
-    # So that no name in the model can end the script.
-    return template.replace("@@DATA@@", encoded.replace("<", "\\u003c"))
+    library = [_page_file("dagre.min.js").partition("//# sourceMappingURL")[0]] * any(page.file for page in pages)
+    scripts = [*library, *(f'"use strict";\n{_page_file(f"{name}.js")}' for name in SCRIPTS)]
+    parts = {
+        "@@STYLE@@": _page_file("page.css"),
+        "@@SCRIPTS@@": "\n".join(f"<script>\n{script}</script>" for script in scripts),
+        # So that no name in the model can end the script.
+        "@@DATA@@": encoded.replace("<", "\\u003c"),
+    }
+    return re.sub("@@[A-Z]+@@", lambda place: parts[place[0]], _page_file("page.html"))
+
+
+def _page_file(name: str) -> str:
+    return (files("modelexport.tables") / "page" / name).read_text(encoding="utf-8")
 
 
 def embedded_page(*pages: Page) -> str:
@@ -69,7 +90,12 @@ def embedded_page(*pages: Page) -> str:
 def _data(page: Page) -> dict[str, Any]:
     """What the page's script reads. Totals that are sums or maxima it adds up itself."""
     table = page.table
-    operators, nodes = _nodes(table)
+    operators, nodes = _nodes(table, len(page.file.nodes) if page.file is not None else 0)
+    graph = {}
+    if page.file is not None:
+        drawn = page_graph(page.file, table.shapes)
+        graph = {"values": drawn.values, "types": drawn.types, "attributes": drawn.attributes}
+        nodes = [*map(list.__add__, nodes, drawn.nodes), *nodes[len(drawn.nodes) :]]
     sources = list(dict.fromkeys(page.sources.values()))
     return {
         "name": table.name,
@@ -81,6 +107,7 @@ def _data(page: Page) -> dict[str, Any]:
         "sources": sources,
         "operators": operators,
         "nodes": nodes,
+        "graph": graph,
         "whole": {column.name: table.whole.get(column.name) for column in table.columns},
         "outside": [
             (name, {c.name: figures.get(c.name) for c in table.columns if figures.get(c.name)})
@@ -114,23 +141,30 @@ def _rows(page: Page, sources: list[str]) -> list[list[Any]]:
     return rows
 
 
-def _nodes(table: Table) -> tuple[list[str], list[list[Any]]]:
-    """The operators, and for each node of a module its name, operator, calls and figures."""
+def _nodes(table: Table, of_file: int) -> tuple[list[str], list[list[Any]]]:
+    """The operators, and for each node its name, operator, calls and figures; without what is not a node of a call.
+
+    One that was run also has the number of the node of the file that it computes.
+    """
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
     operators: dict[str, int] = {}
-    nodes = []
-    for node in table.nodes:
-        if node.calls:
+    places: dict[ExplorerPlace, int] = {}
+    nodes: list[list[Any]] = []
+    for position, node in enumerate(table.nodes):
+        if node.calls or position < of_file:
             index = operators.setdefault(node.op_type, len(operators))
             listed = [_first(column, node.figures, len(node.calls)) for column in table.columns]
-            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
+            place = [places[node.place]] if position >= of_file and node.place in places else []
+            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed, *place])
+        if position < of_file and node.place[1]:
+            places[node.place] = position
     return list(operators), nodes
 
 
 def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:
     """Each owner's share of a node's figure."""
     figure = figures.get(column.name)
-    return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
+    return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count or 1)[0]
 
 
 def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:

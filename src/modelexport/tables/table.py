@@ -16,6 +16,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import plural, shortened
+from modelexport.runtime.shapes import Shapes
 from modelexport.tables.columns import Column, Figure, Kind, column_named, sorted_by
 
 By = Literal["call", "module", "class"]
@@ -68,6 +69,8 @@ class Table:
     """Of a package: the part, and in parentheses its use if it is measured in several."""
     notes: tuple[str, ...] = ()
     """What the figures do not include, and other notes for the reader."""
+    shapes: Shapes | None = None
+    """The shapes of the file's values with which the figures were computed, if they were."""
 
     def __repr__(self) -> str:
         figures = (f"{name} {shortened(str(figure), 40)}" for name, figure in self.numbers(self.whole).items())

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.core.text import align, first_few, plural, rest_of, shortened
 from modelexport.tagged.tree_display import format_coverage, format_tree
+from modelexport.traces.array_differences import worst
 
 if TYPE_CHECKING:
     from modelexport.lineage.adoption import Adopted
     from modelexport.lineage.retagging import RetagReport
+    from modelexport.traces.array_differences import Difference
 
 
 _MOST = 20
@@ -40,7 +42,17 @@ def format_retag(report: RetagReport) -> str:
         lines.append(f"{plural(len(report.gone), 'call')} without nodes now: {shortened(', '.join(report.gone), 200)}")
     if report.inlined:
         lines.append("local functions were inlined")
+    if report.outputs is not None and (largest := worst(report.outputs)) is not None:
+        lines.append(f"outputs compared with {plural(len(report.tried), 'input')}: {_how_far(largest)}")
+    elif report.tried:
+        lines.append(f"outputs were not compared: {shortened(report.tried[0], 200)}")
     return "\n".join([*lines, f"wrote {', '.join(report.files)}"])
+
+
+def _how_far(largest: Difference) -> str:
+    if largest.status == "not compared":
+        return f"{largest.name} was not compared ({largest.reason})"
+    return f"{largest.name} is off by {largest.relative or 0:.1e} of its size, most of all"
 
 
 def format_adopted(adopted: Adopted) -> str:

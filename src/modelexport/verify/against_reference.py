@@ -13,11 +13,12 @@ from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
+from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.reference_values import ReferenceValues, open_reference, reference_path
 from modelexport.verify.compared_runs import compare_runs
 from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.document_claims import false_claims
-from modelexport.verify.onnxruntime_outputs import compare_as_run, narrowest_type
+from modelexport.verify.onnxruntime_outputs import compare_as_run
 from modelexport.verify.parameter_comparison import Users, parameter_digests, users_of, with_weights
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport

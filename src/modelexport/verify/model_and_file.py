@@ -31,12 +31,13 @@ from modelexport.traces.array_differences import is_floating, relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
+from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import ALLOWED, EQUAL_IN_FLOAT64, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
 from modelexport.verify.calls_by_value import find_parameters, with_calls_of
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
 from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, refuse_stage, results_of_cut
-from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
+from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run
 from modelexport.verify.parameter_comparison import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
 

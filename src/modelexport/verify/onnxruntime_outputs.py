@@ -19,9 +19,8 @@ import onnxruntime
 from modelexport.core.collected_messages import native_errors_to
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format.dtypes import dtype_name
 from modelexport.graph.narrow_to_float32 import narrow_values
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes
 from modelexport.runtime.sessions import open_session, run_session, session_options
 from modelexport.traces.array_differences import Difference, compare_arrays, is_floating, relative_error
 from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
@@ -142,13 +141,6 @@ def _compare(name: str, own_array: Any, exact: Any, actual: Any, least: float) -
     return compare_arrays(
         name, own_array, actual, allowed=max(allowed, TIMES_OWN * relative_error(exact, own_array)), exact=exact
     )
-
-
-def narrowest_type(model: ir.Model) -> str:
-    """The narrowest floating-point type of the values and weights of a file, of those with a known rounding."""
-    values = [*initializers(model), *(value for node in all_nodes(model) for value in node.outputs)]
-    types = {dtype_name(value.dtype) for value in values if value.dtype is not None}
-    return max(types & ALLOWED.keys(), key=ALLOWED.__getitem__, default="float32")
 
 
 _APPLIED = re.compile(r"GraphTransformer (\w+) modified: 1")

@@ -29,16 +29,19 @@ from modelexport.format.package_manifest import Manifest, PartEntry
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_export import _first_that_passes
+from modelexport.packages.part_reports import verify_parameters_of_parts
 from modelexport.pytorch.inputs.other_sizes import resized
 from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
+from modelexport.tools.generate.cache_names import cache_name
 from modelexport.tools.generate.genai_config import make_genai_config
 from modelexport.tools.generate.generation_parts import generation_forms
 from modelexport.tools.generate.greedy_reference import first_difference, generate_greedily
+from modelexport.tools.generate.observed_state import cache_argument
 from modelexport.tools.generate.prompts import example_prompts
 from modelexport.tools.generate.report_text import format_generation
-from modelexport.tools.generate.verify_by_generation import GenerationReport, verify_parameters_of_parts
+from modelexport.tools.generate.verify_by_generation import GenerationReport
 from modelexport.tools.quantize.quantized_packages import quantize_package
 
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -180,6 +183,21 @@ def test_a_decoder_is_one_graph_for_prompts_and_steps_with_names_for_people(llam
     }
 
 
+class _BeforeTransformers524:
+    def forward(self, past_key_values: Any) -> None: ...
+
+
+class _SinceTransformers524:
+    def forward(self, cache: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [_BeforeTransformers524, _SinceTransformers524])
+def test_a_cache_has_one_name_in_files_whatever_transformers_calls_it(kind: type) -> None:
+    argument = cache_argument(kind())
+    assert cache_name(f"{argument}.layers.3.keys", "past_key_values") == "past_key_values.3.key"
+    assert cache_name(f"output.{argument}.layers.3.values", "present") == "present.3.value"
+
+
 def test_the_weights_are_the_checkpoint_and_are_there_once(llama: tuple[Path, Path]) -> None:
     model, folder = llama
     document = json.loads((folder.parent / "export.json").read_text())
@@ -222,12 +240,16 @@ def test_a_linked_package_that_is_wrong_is_not_written(llama: tuple[Path, Path],
 
 
 def test_other_sizes_of_a_step_fit_together(llama: tuple[Path, Path]) -> None:
-    (part,) = next(generation_forms(load_model(str(llama[0])).model))
+    (part,) = next(generation_forms(model := load_model(str(llama[0])).model))
     given = prepare_inputs(part.model, part.inputs).inputs
     changed = resized(given, load_onnx(llama[1] / "decode.onnx"))
     assert isinstance(given, dict) and isinstance(changed, dict)
     sizes = [
-        [one["past_key_values"].layers[0].keys.shape[2], one["input_ids"].shape[1], one["attention_mask"].shape[1]]
+        [
+            one[cache_argument(model)].layers[0].keys.shape[2],
+            one["input_ids"].shape[1],
+            one["attention_mask"].shape[1],
+        ]
         for one in (given, changed)
     ]
     assert [past + query for past, query, _ in sizes] == [total for *_, total in sizes]
@@ -358,9 +380,9 @@ def test_the_sounds_of_a_batch_may_be_padded_if_a_mask_says_so() -> None:
     padded, whole = generation_forms(model)
     assert [[*part.inputs] for part in padded] == [
         ["input_values", "attention_mask"],
-        ["decoder_input_ids", "past_key_values", "attention_mask"],
+        ["decoder_input_ids", cache_argument(model), "attention_mask"],
     ]
-    assert [[*part.inputs] for part in whole] == [["input_values"], ["decoder_input_ids", "past_key_values"]]
+    assert [[*part.inputs] for part in whole] == [["input_values"], ["decoder_input_ids", cache_argument(model)]]
     assert "without padding" in whole[0].notes[0]
     sounds = example_prompts(model, None)
     lengths = [sound["attention_mask"].shape[1] for sound in sounds]

@@ -1,7 +1,10 @@
-"""Images of other sizes. Interpolation by a scale: along an axis that keeps its size PyTorch copies, unlike ONNX."""
+"""Images of other sizes. Along an axis that keeps its size PyTorch copies, unlike ONNX. It multiplies places by the
+share of two sizes where ONNX Runtime divides by their ratio: rounded to float32, these are other pixels.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,19 +20,124 @@ from modelexport.graph.nodes import all_nodes
 def copy_along_equal_sizes(model: ir.Model) -> None:
     """Let each ``Resize`` have the scale 1 along axes whose size it keeps, as 7 of 7 by a scale of 1.1, in place.
 
-    PyTorch does so in its linear modes and in ``nearest``, but not in ``bicubic`` and ``nearest-exact``.
+    PyTorch does so in its linear modes, but not in ``bicubic``; of ``nearest``, see :func:`pick_pixels_as_pytorch`.
     """
     for node in list(all_nodes(model)):
-        modes = (node.attributes.get_string("mode", "nearest"),
-                 node.attributes.get_string("coordinate_transformation_mode", "half_pixel"))  # fmt: skip
-        copies = modes[0] == "linear" or modes == ("nearest", "asymmetric")
+        copies = node.attributes.get_string("mode", "nearest") == "linear"
         scales = node.inputs[2] if node.op_type == "Resize" and len(node.inputs) == 3 else None
         if scales is None or not copies or "axes" in node.attributes:
             continue
-        known = ir.convenience.get_const_tensor(scales)
-        numbers = np.array([1.5]) if known is None else known.numpy()
+        known = _constant(scales)
+        numbers = np.array([1.5]) if known is None else known
         if ((numbers > 1) & (numbers < 2)).any():  # any other scale changes every size
-            node.replace_input_with(2, _scales(node, scales, None if known is None else numbers))
+            node.replace_input_with(2, _scales(node, scales, known))
+
+
+def pick_pixels_as_pytorch(model: ir.Model) -> None:
+    """Replace each ``Resize`` that copies the nearest pixels by a ``Gather`` for each axis, in place.
+
+    It stays if ONNX Runtime picks PyTorch's pixels for all sizes of the file.
+    """
+    for node in list(all_nodes(model)):
+        modes = {name: node.attributes.get_string(name, "") for name in _NEAREST}
+        data, known = node.inputs[0] if node.op_type == "Resize" else None, node.inputs[-1] if node.inputs else None
+        if data is None or data.shape is None or known is None or modes != _NEAREST or "axes" in node.attributes:
+            continue
+        given = _constant(known) if len(node.inputs) == 3 else None
+        if len(node.inputs) == 3 and given is None:
+            continue
+        # A number of Python was rounded to float32; the shortest that rounds to it is the one that a person wrote.
+        scales = None if given is None else [float(str(number)) for number in given]
+        axes = [_Axis(index, node, None if scales is None else scales[index]) for index in range(2, len(data.shape))]
+        if any(not axis.is_right_in_runtime() for axis in axes):
+            _gather(node, [axis for axis in axes if axis.before is None or axis.before != axis.after])
+
+
+def _constant(value: ir.Value) -> np.ndarray | None:
+    """The elements of a constant, also of one that is joined of several; ``None`` of anything else."""
+    maker, tensor = value.producer(), ir.convenience.get_const_tensor(value)
+    if maker is not None and maker.op_type == "Concat":
+        parts = [None if part is None else _constant(part) for part in maker.inputs]
+        return None if any(part is None for part in parts) else np.concatenate([p for p in parts if p is not None])
+    return None if tensor is None else tensor.numpy()
+
+
+_NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+
+
+class _Axis:
+    """One axis along which a ``Resize`` copies pixels, with its sizes where they are known."""
+
+    def __init__(self, index: int, node: ir.Node, scale: float | None) -> None:
+        self.index, self.scale, self._node = index, scale, node
+        shapes = [value.shape if value is not None else None for value in (node.inputs[0], node.outputs[0])]
+        self.before, self.after = (
+            size if shape is not None and isinstance(size := shape[index], int) else None for shape in shapes
+        )
+
+    def is_right_in_runtime(self) -> bool:
+        """Whether ONNX Runtime picks the pixels that PyTorch picks, for every size that the file takes."""
+        if self.before is None or self.after is None:
+            return self.scale is not None and math.frexp(self.scale)[0] == 0.5  # a power of two: nothing is rounded
+        ratio = np.float32(self.after) / np.float32(self.before) if self.scale is None else np.float32(self.scale)
+        places = np.floor(np.arange(self.after, dtype=np.float32) / ratio)
+        return bool((np.minimum(places, self.before - 1) == self._picked(self.before, self.after)).all())
+
+    def _picked(self, before: int, after: int) -> np.ndarray:
+        """The pixels that PyTorch picks."""
+        share = np.float32(before) / np.float32(after) if self.scale is None else np.float32(1 / self.scale)
+        places = np.arange(after, dtype=np.float32) * (np.float32(1) if before == after else share)
+        picked: np.ndarray = np.minimum(np.floor(places), before - 1).astype(np.int64)
+        return picked
+
+    def pixels(self) -> list[ir.Node]:
+        """The nodes that compute them; the last one gives them."""
+        name, node = f"{self._node.name}.{self.index}", self._node
+        if self.before is not None and self.after is not None:
+            return [ir.node("Constant", [], {"value": ir.tensor(self._picked(self.before, self.after))}, name=name)]
+        nodes: list[ir.Node] = []
+
+        def add(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+            nodes.append(ir.node(op_type, inputs, attributes, name=f"{name}.{len(nodes)}"))
+            return nodes[-1].outputs[0]
+
+        def number(array: Any) -> ir.Value:
+            return add("Constant", value=ir.tensor(array))
+
+        place = number(np.array([self.index]))
+        before = add("Cast", add("Gather", add("Shape", node.inputs[0]), place), to=ir.DataType.FLOAT)
+        if self.scale is None:
+            after = add("Cast", add("Gather", node.inputs[3], place), to=ir.DataType.FLOAT)
+            share = add("Div", before, after)
+        else:
+            after = add("Floor", add("Mul", before, number(np.array([self.scale], np.float32))))
+            copies = add("Equal", before, after)
+            share = add("Where", copies, number(np.float32(1)), number(np.array([1 / self.scale], np.float32)))
+        zero, one = number(np.float32(0)), number(np.float32(1))
+        places = add("Range", zero, add("Squeeze", after), one)
+        last = add("Sub", before, one)
+        add("Cast", add("Min", add("Floor", add("Mul", places, share)), last), to=ir.DataType.INT64)
+        return nodes
+
+
+def _gather(node: ir.Node, axes: Sequence[_Axis]) -> None:
+    """Put a ``Gather`` for each axis in the place of a node."""
+    result, (value,) = node.inputs[0], node.outputs
+    nodes: list[ir.Node] = []
+    for axis in axes:
+        nodes += axis.pixels()
+        name = f"{node.name}.along_{axis.index}"
+        nodes.append(ir.node("Gather", [result, nodes[-1].outputs[0]], {"axis": axis.index}, name=name))
+        result = nodes[-1].outputs[0]
+    for new in nodes:
+        new.outputs[0].name = new.name
+        set_owner(new, owner_of(node))
+    last = nodes[-1].outputs[0]
+    graph_of(node).insert_before(node, nodes)
+    last.type, last.shape = value.type, value.shape
+    ir.convenience.replace_all_uses_with(value, last, replace_graph_outputs=True)
+    graph_of(node).remove(node, safe=True)
+    last.name = value.name
 
 
 def _scales(node: ir.Node, scales: ir.Value, numbers: np.ndarray | None) -> ir.Value:

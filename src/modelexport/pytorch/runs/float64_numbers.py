@@ -1,14 +1,17 @@
-"""Numbers of a run in float64: what is widened, what bfloat16 rounds, and the limits that a model asks for."""
+"""Numbers of a run in float64: what is widened, what half precision rounds, and the limits that a model asks for."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from modelexport.core.replaced_attributes import attribute_set
+
+HALF = (torch.float16, torch.bfloat16)
+"""The types that a model in float32 converts to and back: its file rounds to them, and computes in float32."""
 
 
 def as_float(value: Any) -> Any:
@@ -16,20 +19,25 @@ def as_float(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) else value
 
 
+def half_type(values: Iterable[Any]) -> torch.dtype | None:
+    """The first type of half precision among tensors; ``None`` if they have others."""
+    return next((value.dtype for value in values if isinstance(value, torch.Tensor) and value.dtype in HALF), None)
+
+
 def exact(value: Any) -> Any:
-    """A tensor of bfloat16 in float64; anything else as it is."""
-    return value.double() if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 else value
+    """A tensor of half precision in float64; anything else as it is."""
+    return value.double() if half_type([value]) else value
 
 
-def by_element(value: Any) -> Any:
-    """As an operation by elements takes a tensor beside one of bfloat16: integers are converted to that type."""
+def by_element(value: Any, half: torch.dtype) -> Any:
+    """As an operation by elements takes a tensor beside one of half precision: integers are converted to that type."""
     integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype is not torch.bool
-    return exact(value.bfloat16() if integers else value)
+    return exact(value.to(half) if integers else value)
 
 
 def as_narrow(value: Any, like: Any) -> Any:
-    """A result in float64, rounded if PyTorch rounds it to bfloat16."""
-    return value.bfloat16() if isinstance(like, torch.Tensor) and like.dtype is torch.bfloat16 else value
+    """A result in float64, rounded if PyTorch rounds it to half precision."""
+    return value.to(half) if (half := half_type([like])) else value
 
 
 @contextlib.contextmanager

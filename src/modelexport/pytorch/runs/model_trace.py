@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,15 @@ from modelexport.pytorch.nested_tensors import (
 )
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
-from modelexport.pytorch.runs.float64_numbers import as_float, as_narrow, by_element, exact, limits_of_float32
+from modelexport.pytorch.runs.float64_numbers import (
+    HALF,
+    as_float,
+    as_narrow,
+    by_element,
+    exact,
+    half_type,
+    limits_of_float32,
+)
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
@@ -131,10 +140,9 @@ class _Recording:
         self._recorder = CallRecorder(self.model, watch=self._watch)
         self._own_memory = set() if self.weights is not None else set(map(memory_of, self.model.parameters()))
         self.own = own_type(self.model, self.inputs)
-        narrow = has_narrow_weights(self.model)
-        self.types = {dtype: wide for dtype, wide in _WIDE.items() if narrow or dtype is not torch.bfloat16}
-        """Types to those that tensors have in a wide run. A file computes bfloat16 of a model that is not in half
-        precision in float32, and rounds what an operation gives, as PyTorch does."""
+        narrow = has_narrow_weights(self.model) or self.own in HALF
+        self.types = {dtype: wide for dtype, wide in _WIDE.items() if narrow or dtype not in HALF}
+        """Types to those of a wide run. Half precision in a model of float32 is rounded there, too, as in its file."""
 
     def widened(self, value: Any) -> Any:
         """A narrow tensor in float64; anything else as it is."""
@@ -311,8 +319,8 @@ class _Operations(OperationMode):
             output = run(*tree_map(as_float, args), **kwargs)
         elif self._wide and _makes_numbers(func, args, kwargs, output):
             output = run(*args, **{**kwargs, "dtype": torch.float64})
-        elif self._wide and self._gives_bfloat16(func, args):
-            args = tree_map(by_element if torch.Tag.pointwise in func.tags else exact, args)
+        elif self._wide and (half := self._half_given(func, args)) is not None:
+            args = tree_map(partial(by_element, half=half) if torch.Tag.pointwise in func.tags else exact, args)
             output = tree_map(as_narrow, run(*args, **kwargs), output)
         if self._wide:
             output = tree_map(self._recording.widened, output)
@@ -348,15 +356,15 @@ class _Operations(OperationMode):
         if type(value) is float and self._rounds and value not in self._items:
             return torch.tensor(value, dtype=torch.float32).item() if abs(value) < _LARGEST else value
         if isinstance(value, torch.dtype):
-            narrower = value in (torch.float16, torch.bfloat16) and value is not self._recording.own
+            narrower = value in HALF and value is not self._recording.own
             return value if narrower else _WIDE.get(value, value)  # a conversion to a narrower type rounds
         return self._recording.widened(value)
 
-    def _gives_bfloat16(self, func: Any, args: Any) -> bool:
-        """Whether an operation of numbers that stay narrow gives new ones."""
+    def _half_given(self, func: Any, args: Any) -> torch.dtype | None:
+        """The type of numbers that stay narrow, if an operation gives new ones of them."""
         if _draws(func) or not hasattr(func, "_schema") or any(value.alias_info for value in func._schema.returns):
-            return False
-        return any(tensor.dtype is torch.bfloat16 for tensor in tensor_leaves(args))
+            return None
+        return half_type(tensor_leaves(args))
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

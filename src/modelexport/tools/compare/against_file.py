@@ -39,9 +39,9 @@ from modelexport.traces.calibration_data import read_data
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.inputs_and_example_sizes import make_feeds, sizes_of_other
 from modelexport.traces.node_computation import NodeError
+from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import ALLOWED, check_bound
 from modelexport.verify.cut_out_calls import refuse_stage
-from modelexport.verify.onnxruntime_outputs import narrowest_type
 from modelexport.verify.verify_report import CallStatus
 
 

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import CallFacts, RecordedTags
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import InputsError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
+from modelexport.runtime.sessions import open_file, session_options
 from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tables.costs import cost
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.tools.compare.comparison import compare
 from modelexport.tools.compare.comparison_report import FileComparison
-from modelexport.traces.array_differences import Difference, compare_outputs, worst
+from modelexport.traces.array_differences import Difference
 from modelexport.traces.inputs_and_example_sizes import example_sizes, make_feeds, sizes_of_other
+from modelexport.traces.outputs_of_two_files import compare_sessions
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
@@ -125,8 +125,7 @@ def _outputs(
 ) -> tuple[list[Difference], list[str]]:
     """The largest difference of each output, and the inputs for which the outputs were compared.
 
-    If no inputs are given, the ones that are known are varied. What the first file does not run with, or has no numbers
-    for, is left out.
+    If no inputs are given, the ones that are known are varied.
     """
     sizes: dict[str, int] = {}
     if inputs is None:
@@ -140,32 +139,8 @@ def _outputs(
     with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
         feeds, source = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
         ours, theirs = (open_file(file, session_options("all", provider)) for file in (path, against))
-        compared = [(source, _compared(run_session(ours, feeds), run_session(theirs, feeds)))]
-        for what, others in varied_inputs(first.model, feeds, sizes, seed) if inputs is None else ():
-            try:
-                expected = run_session(ours, others)
-            except UsageError:
-                continue
-            if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays_in(expected).values()):
-                continue
-            try:
-                compared.append((what, _compared(expected, run_session(theirs, others))))
-            except UsageError as error:
-                broken = [Difference(name=name, status="differ", reason=str(error)) for name in arrays_in(expected)]
-                compared.append((what, broken))
-    by_name: dict[str, list[Difference]] = defaultdict(list)
-    for what, outputs in compared:
-        for output in outputs:
-            reason = f"with {what}: {output.reason}" if output.reason and what != source else output.reason
-            by_name[output.name].append(replace(output, reason=reason))
-    return [largest for found in by_name.values() if (largest := worst(found))], [what for what, _ in compared]
-
-
-def _compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Difference]:
-    """The outputs of two runs, by position."""
-    ours, theirs = arrays_in(expected), arrays_in(actual)
-    names = [name if name == other else f"{name} / {other}" for name, other in zip(ours, theirs, strict=False)]
-    return compare_outputs([*names, *list(theirs)[len(names) :]], list(ours.values()), list(theirs.values()))
+        variations = varied_inputs(first.model, feeds, sizes, seed) if inputs is None else ()
+        return compare_sessions(ours, theirs, chain([(source, feeds)], variations))
 
 
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:

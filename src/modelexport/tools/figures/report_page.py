@@ -126,7 +126,7 @@ def _page(
             table = with_errors(table, verified)
         sections.append(_verification(verified, tagged))
     sections.append(_facts(tagged))
-    page = Page(table, columns.FLOPS.name, sections, part, other, _sources(tagged))
+    page = Page(table, columns.FLOPS.name, sections, part, other, _sources(tagged), tagged)
     if measured is None:
         return page
     noise = [note for facts in (measured.facts, measured.against) if facts is not None for note in noise_note(facts)]

@@ -9,16 +9,19 @@ import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.requested_names import RequestedNames
-from modelexport.packages.generation_loop import BATCH, CACHE_POSITION, PAST_SEQUENCE, SEQUENCE
+from modelexport.packages.generation_loop import BATCH, CACHE_ARGUMENTS, CACHE_POSITION, PAST, PAST_SEQUENCE, SEQUENCE
 from modelexport.packages.part_names import plain_names
 
 TOTAL = f"{PAST_SEQUENCE} + {SEQUENCE}"
 ENCODER, FRAMES = "encoder_sequence", "encoder_frames"
 
 _CACHE = re.compile(
-    r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
+    rf"(?:(?:input|output)\.)?(?:{'|'.join(CACHE_ARGUMENTS)})"
+    r"\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
 )
 _ATTENTION = {"self": "decoder.", "cross": "encoder.", None: ""}
+_COUNTED = {BATCH, SEQUENCE, PAST_SEQUENCE, TOTAL}
+"""The sizes that a loop over tokens reads, so that a graph without them is of no use to it."""
 KINDS = {"keys": "key", "values": "value"}
 
 
@@ -40,7 +43,7 @@ def name_generation(exported: Exported) -> Exported:
     inputs, outputs = plain_names(exported)
     encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*inputs, *outputs))
     total = TOTAL if any(_CACHE.fullmatch(name) for name in inputs) else SEQUENCE
-    inputs |= {name: cache for name in inputs if (cache := cache_name(name, "past_key_values"))}
+    inputs |= {name: cache for name in inputs if (cache := cache_name(name, PAST))}
     outputs |= {name: cache for name in outputs if (cache := cache_name(name, "present"))}
     values = {value.name or "": value for value in exported.model.graph.inputs}
     axes = {(name, axis): size for name in values for axis, size in _axes(name, values[name], encodes, total)}
@@ -53,14 +56,16 @@ def name_generation(exported: Exported) -> Exported:
         place for place, size in axes.items() if size == ENCODER and of_states and symbols[place] not in of_states
     }
     axes = {(inputs[name], axis): FRAMES if (name, axis) in frames else size for (name, axis), size in axes.items()}
+    needed = {place: size for place, size in axes.items() if size in _COUNTED}
+    suggested = {place: size for place, size in axes.items() if size not in _COUNTED}
     # The encoder's cache, which a step reads but does not change, is not an output.
     kept = [
         name
         for name in outputs.values()
-        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in inputs.values()
+        if ".encoder." not in name or name.replace("present", PAST, 1) not in inputs.values()
     ]
     escaped = [re.sub(r"([*?[])", r"[\1]", name) for name in kept]
-    return RequestedNames(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
+    return RequestedNames(inputs=inputs, outputs=outputs, kept=escaped, axes=needed, suggested=suggested)(exported)
 
 
 def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tuple[int, str]]:

@@ -12,8 +12,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
 from modelexport.errors import InputsError
-from modelexport.packages.generation_loop import CACHE_POSITION
-from modelexport.tools.generate.observed_state import count_tokens, keys_and_values
+from modelexport.packages.generation_loop import CACHE_POSITION, PAST
+from modelexport.tools.generate.observed_state import cache_argument, count_tokens, keys_and_values
 
 
 class _FixedLayer(CacheLayerMixin):
@@ -50,17 +50,19 @@ class _FixedLayer(CacheLayerMixin):
 
 def fixed_cache_step(length: int, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     """A ``forward`` that takes and returns a cache of a fixed number of positions."""
-    positions, layers_before = inputs.pop(CACHE_POSITION), inputs["past_key_values"].layers
+    argument = cache_argument(model)
+    positions, layers_before = inputs.pop(CACHE_POSITION), inputs[argument].layers
     for size in (inputs["attention_mask"].shape[1], *(layer.keys.shape[2] for layer in layers_before)):
         torch._check(size == length)
     layers = [_FixedLayer(layer.keys, layer.values, length, positions) for layer in layers_before]
-    output = type(model).forward(model, **{**inputs, "past_key_values": Cache(layers=layers), "use_cache": True})
-    return {"logits": output.logits, "past_key_values": DynamicCache([(layer.keys, layer.values) for layer in layers])}
+    output = type(model).forward(model, **{**inputs, argument: Cache(layers=layers), "use_cache": True})
+    return {"logits": output.logits, PAST: DynamicCache([(layer.keys, layer.values) for layer in layers])}
 
 
 def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -> dict[str, Any]:
     """The arguments of a step with a growing cache as those of a step with a cache of a fixed number of positions."""
-    layers, mask = keys_and_values(step.get("past_key_values")), step.get("attention_mask")
+    argument = cache_argument(model)
+    layers, mask = keys_and_values(step.get(argument)), step.get("attention_mask")
     if not layers or mask is None:
         raise InputsError(
             f"{type(model).__name__} has a cache that is not keys and values alone, so its size cannot be fixed: leave "
@@ -75,4 +77,4 @@ def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -
     )
     positions = torch.arange(taken, taken + query)
     filled = pad(mask, (0, length - mask.shape[1]))
-    return {**step, "attention_mask": filled, CACHE_POSITION: positions, "past_key_values": cache}
+    return {**step, "attention_mask": filled, CACHE_POSITION: positions, argument: cache}

@@ -20,12 +20,18 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
-from modelexport.packages.generation_loop import CACHE_POSITION
+from modelexport.packages.generation_loop import CACHE_POSITION, PAST
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.pretrained import PretrainedModel, is_pretrained
 from modelexport.tools.generate import multimodal, prompts
-from modelexport.tools.generate.observed_state import count_tokens, find_state, keys_and_values, record_calls
+from modelexport.tools.generate.observed_state import (
+    cache_argument,
+    count_tokens,
+    find_state,
+    keys_and_values,
+    record_calls,
+)
 from modelexport.tools.generate.other_state_parts import other_state_parts
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -129,22 +135,23 @@ def _decoder_parts(
     model: PretrainedModel, step: Mapping[str, Any], notes: tuple[str, ...], asked: PackageOptions
 ) -> list[ModelPart]:
     """The decoder as one graph or as two, from the arguments of a step."""
-    layers = getattr(step.get("past_key_values"), "layers", ())
+    argument = cache_argument(model)
+    layers = getattr(step.get(argument), "layers", ())
     if windows := [int(window) for layer in layers if (window := getattr(layer, "sliding_window", None))]:
         caches = f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text"
         notes = (f"{caches}: the mask applies the window", *notes)
-    step = _with_growing_cache(step)
+    step = _with_growing_cache(step, argument)
     if asked.static_cache is not None:
         from modelexport.tools.generate.fixed_caches import fixed_cache_inputs, fixed_cache_step
 
         fixed = fixed_cache_inputs(model, step, asked.static_cache)
         part = with_forward(model, partial(fixed_cache_step, asked.static_cache))
-        return [ModelPart("decode", part, fixed, notes=notes, row=_first_row(fixed))]
-    decode = ModelPart("decode", copy.copy(model), step, notes=notes, row=_first_row(step))
+        return [ModelPart("decode", part, fixed, notes=notes, row=_first_row(fixed, argument))]
+    decode = ModelPart("decode", copy.copy(model), step, notes=notes, row=_first_row(step, argument))
     if not asked.separate_prefill:
         return [decode]
     query = count_tokens(step)
-    prompt = {name: value for name, value in step.items() if name != "past_key_values"}
+    prompt = {name: value for name, value in step.items() if name != argument}
     if prompt.get("attention_mask") is not None:
         prompt["attention_mask"] = prompt["attention_mask"][:, :query]
     if prompt.get("position_ids") is not None:
@@ -185,34 +192,41 @@ def _multimodal_parts(model: PretrainedModel, modality: multimodal.Modality, ask
     return [*parts, *_decoder_parts(model, further, () if modality.compared else (note,), asked)]
 
 
-def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The inputs of the last row, which is not padded, alone; ``None`` if a cache is not keys and values alone."""
+def _first_row(inputs: Mapping[str, Any], argument: str) -> dict[str, Any] | None:
+    """The inputs of the last row, which is not padded, alone; ``None`` if a cache is not keys and values alone.
+
+    Args:
+        argument: The name of the cache.
+    """
     from transformers import DynamicCache
 
     row = {
         name: value[-1:] if isinstance(value, torch.Tensor) and name != CACHE_POSITION else value
         for name, value in inputs.items()
     }
-    past = inputs.get("past_key_values")
+    past = inputs.get(argument)
     if past is None:
         return row
     layers = [(layer.keys[-1:], layer.values[-1:]) for layer in keys_and_values(past)]
-    return row | {"past_key_values": DynamicCache(layers)} if layers else None
+    return row | {argument: DynamicCache(layers)} if layers else None
 
 
-def _with_growing_cache(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _with_growing_cache(inputs: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """The arguments with a cache whose layers hold only keys and values, for as many positions as the mask has.
 
     A layer that limits its keys to a window counts tokens in Python, and a capture would make the count a constant.
     Layers with another kind of state are not changed.
+
+    Args:
+        argument: The name of the cache.
     """
     from transformers import DynamicCache
 
-    layers, mask = keys_and_values(inputs.get("past_key_values")), inputs.get("attention_mask")
+    layers, mask = keys_and_values(inputs.get(argument)), inputs.get("attention_mask")
     if not layers or mask is None or mask.dim() != 2:
         return dict(inputs)
     length, generator = mask.shape[1] - count_tokens(inputs), torch.Generator().manual_seed(0)
-    return {**inputs, "past_key_values": DynamicCache([_drawn(layer, length, generator) for layer in layers])}
+    return {**inputs, argument: DynamicCache([_drawn(layer, length, generator) for layer in layers])}
 
 
 def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -247,7 +261,8 @@ def _encoder_decoder_parts(model: PretrainedModel, inputs: dict[str, Any]) -> li
     from transformers import DynamicCache, EncoderDecoderCache
 
     step = record_calls(model, inputs, 2)[1].arguments
-    cache = step.get("past_key_values")
+    argument = cache_argument(model)
+    cache = step.get(argument)
     decoder, cross = (keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross"))
     states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
     if states is None or not decoder or not cross:
@@ -259,7 +274,7 @@ def _encoder_decoder_parts(model: PretrainedModel, inputs: dict[str, Any]) -> li
     # A cache of three decoder tokens and of the encoder's tokens.
     decoded = DynamicCache([_drawn(layer, STEP + 1, generator) for layer in decoder])
     encoded = DynamicCache([_drawn(layer, layer.keys.shape[2], generator) for layer in cross])
-    further = {"decoder_input_ids": tokens, "past_key_values": EncoderDecoderCache(decoded, encoded)}
+    further = {"decoder_input_ids": tokens, argument: EncoderDecoderCache(decoded, encoded)}
     further |= {"attention_mask": mask} if (mask := step.get("attention_mask")) is not None else {}
     return [
         ModelPart("encoder", with_forward(model, _run_encoder), inputs),
@@ -297,8 +312,9 @@ def _run_prompt(model: PretrainedModel, /, **inputs: Any) -> dict[str, Any]:
     from transformers import DynamicCache
 
     # A cache that the model makes itself may cut its keys to a window.
-    output = type(model).forward(model, **{**inputs, "past_key_values": DynamicCache(), "use_cache": True})
-    return {"logits": output.logits, "past_key_values": output.past_key_values}
+    argument = cache_argument(model)
+    output = type(model).forward(model, **{**inputs, argument: DynamicCache(), "use_cache": True})
+    return {"logits": output.logits, PAST: output[argument]}
 
 
 def _run_encoder(model: Any, /, **inputs: Any) -> dict[str, Any]:
@@ -308,7 +324,7 @@ def _run_encoder(model: Any, /, **inputs: Any) -> dict[str, Any]:
     # Which token it is does not matter: only what does not depend on tokens is returned, and captured.
     token = states.new_zeros(states.shape[0], 1, dtype=torch.long)
     output = type(model).forward(model, decoder_input_ids=token, encoder_outputs=encoded, use_cache=True)
-    return {"encoder_hidden_states": states, **_cache_of(output, "encoder", "cross_attention_cache")}
+    return {"encoder_hidden_states": states, **_cache_of(output[cache_argument(model)], "encoder", "cross")}
 
 
 def _run_decoder(kind: type, example: torch.Tensor, model: PretrainedModel, /, **inputs: Any) -> dict[str, Any]:
@@ -318,14 +334,15 @@ def _run_decoder(kind: type, example: torch.Tensor, model: PretrainedModel, /, *
         kind: The class of an encoder's results.
         example: Its states, of which only the last size is read.
     """
-    keys = inputs["past_key_values"].cross_attention_cache.layers[0].keys
+    argument = cache_argument(model)
+    keys = inputs[argument].cross_attention_cache.layers[0].keys
     # Only its sizes are read: the keys and values that the decoder attends to are in the cache.
     states = kind(last_hidden_state=keys.new_zeros(keys.shape[0], keys.shape[2], example.shape[-1]))
     output = type(model).forward(model, encoder_outputs=states, use_cache=True, **inputs)
-    return {"logits": output.logits, **_cache_of(output, "decoder", "self_attention_cache")}
+    return {"logits": output.logits, **_cache_of(output[argument], "decoder", "self")}
 
 
-def _cache_of(output: Any, name: str, cache: str) -> dict[str, Any]:
+def _cache_of(caches: Any, name: str, attention: str) -> dict[str, Any]:
     """One of the two caches of an encoder-decoder, a layer's keys and values together."""
-    layers = enumerate(keys_and_values(getattr(output.past_key_values, cache)))
+    layers = enumerate(keys_and_values(getattr(caches, f"{attention}_attention_cache")))
     return {"present": {str(index): {name: {"key": layer.keys, "value": layer.values}} for index, layer in layers}}

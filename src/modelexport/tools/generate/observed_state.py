@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
-from modelexport.packages.generation_loop import BATCH, PAST_SEQUENCE, SEQUENCE
+from modelexport.packages.generation_loop import BATCH, CACHE_ARGUMENTS, PAST, PAST_SEQUENCE, SEQUENCE
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied, tensors_in
 from modelexport.pytorch.pretrained import PretrainedModel
@@ -95,6 +96,12 @@ def count_tokens(arguments: Mapping[str, Any]) -> int:
     """The number of new tokens that a call of ``forward`` takes for each row."""
     tokens = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
     return int(next(tensor.shape[1] for tensor in tokens if tensor is not None))
+
+
+def cache_argument(model: PretrainedModel) -> str:
+    """The name that ``forward`` has for a cache, as an argument and as a result."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), PAST)
 
 
 def keys_and_values(cache: Any) -> list[Any]:
@@ -242,12 +249,14 @@ def restart_length(model: PretrainedModel) -> int:
     """
     from transformers import DynamicCache
 
+    argument = cache_argument(model)
+
     def keeps_cache(length: int) -> bool:
         past, ids = torch.empty(1, 1, length, 1), torch.ones(1, length + 1, dtype=torch.long)
-        cached = {"past_key_values": DynamicCache([(past, past)]), "attention_mask": torch.ones_like(ids)}
+        cached = {argument: DynamicCache([(past, past)]), "attention_mask": torch.ones_like(ids)}
         with collected(), suppress(Exception):  # the code of a model may raise anything; it decides nothing then
             prepared = model.prepare_inputs_for_generation(ids, next_sequence_length=1, use_cache=True, **cached)
-            return prepared.get("past_key_values") is not None
+            return prepared.get(argument) is not None
         return False
 
     lengths = sorted({length for length in _integers(model.config.to_dict()) if 1 < length < _LONGEST})

@@ -17,12 +17,13 @@ from modelexport.core.text import error_line
 from modelexport.core.timed_stages import with_progress
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.package_manifest import Manifest
-from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
+from modelexport.packages.generation_loop import CACHE_POSITION, PAST, Generator, Step
 from modelexport.packages.model_parts import with_forward
 from modelexport.packages.part_reports import first_wrong_module, verify_parameters_of_parts
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.tools.generate.greedy_reference import compared, first_difference, generate_greedily
+from modelexport.tools.generate.observed_state import cache_argument
 from modelexport.tools.generate.prompts import example_prompts
 from modelexport.traces.array_differences import compare_arrays
 from modelexport.verify.verify_report import ParameterReport
@@ -154,13 +155,13 @@ def _step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dic
     from transformers import DynamicCache
 
     inputs = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
-    caches = [name for name in inputs if name.startswith("past_key_values")]
-    named = [f"past_key_values.{layer}.{kind}" for layer in range(len(caches) // 2) for kind in ("key", "value")]
+    caches = [name for name in inputs if name.startswith(PAST)]
+    named = [f"{PAST}.{layer}.{kind}" for layer in range(len(caches) // 2) for kind in ("key", "value")]
     if {*named} != {*caches}:
         return None
     states = iter([inputs.pop(name) for name in named])
     layers = list(zip(states, states, strict=True))
-    inputs["past_key_values"] = DynamicCache(layers)
+    inputs[cache_argument(model)] = DynamicCache(layers)
     if CACHE_POSITION in inputs:
         from modelexport.tools.generate.fixed_caches import fixed_cache_step
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 
 from modelexport.core.collected_messages import collected
+from modelexport.core.limits import CHECKED_BYTES
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, reason_of, suggest
-from modelexport.errors import FileFormatError, ModelExportError, UsageError
+from modelexport.errors import FileFormatError, ModelExportError, NotWrittenError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
 from modelexport.files.path_or_model import Source, as_path
@@ -23,8 +25,11 @@ from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import Level, open_session, session_options
+from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import flat_file
+from modelexport.traces.array_differences import Difference, worst
+from modelexport.traces.outputs_of_two_files import Rounding, compare_sessions, narrowest_type
 from modelexport.traces.reference_values import open_reference, reference_path
 
 Inputs = Callable[[], Mapping[str, Any]]
@@ -42,6 +47,8 @@ class Tool:
     """The package to install, if modelexport does not depend on it."""
     module: str = "onnxruntime"
     """The module to import to check whether it is installed."""
+    computes_in: str | None = ""
+    """The type in which the result computes: the file's own, a narrower one, or ``None`` if weights are quantized."""
 
 
 def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
@@ -58,6 +65,7 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
     Raises:
         UsageError: The tool does not exist, its package is not installed, or it fails on the file.
         FileFormatError: ``path`` is not a tagged file.
+        NotWrittenError: The tool's result computes something else than the file. Nothing is written.
         UntaggedNodeError: No owner was found for a node of the tool's output. Nothing is written.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
@@ -98,13 +106,57 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
                 f"{tool} fails on {path}: its result takes {first_few(lost, 3)} as an input, and does not compute it"
             )
         try:
-            return retag(target, source=path, output=output)
+            outputs, tried = _compared(tool, tagged, source, target, output)
+            return msgspec.structs.replace(retag(target, source=path, output=output), outputs=outputs, tried=tried)
         except FileFormatError as error:
             raise UsageError(f"{tool} fails on {path}: {str(error).replace(str(target), 'its result')}") from error
 
 
 def _refusal(tool: str, path: Path, error: Exception) -> UsageError:
     return UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason_of(error)}")
+
+
+def _compared(
+    tool: str, tagged: TaggedFile, source: Path, target: Path, output: Path
+) -> tuple[list[Difference] | None, list[str]]:
+    """How far the outputs of a tool's result are from those of the file, and for which inputs, or why that is unknown.
+
+    The file runs without ONNX Runtime's optimizer, which may be wrong itself, and the result as users run it.
+
+    Raises:
+        NotWrittenError: The result computes something else.
+    """
+    if sum(file.stat().st_size for file in (source, *data_files(source))) > CHECKED_BYTES:
+        return None, ["the file is too large"]
+    computes_in = TOOLS[tool].computes_in
+    rounding = Rounding(computes_in or narrowest_type(tagged.model)) if computes_in is not None else None
+    try:
+        first, second = open_session(source), open_session(target, optimized=True)
+        feeds = _inputs(tagged, source)
+        runs = [
+            ("the inputs of the file's reference values or random ones", feeds),
+            *varied_inputs(tagged.model, feeds),
+        ]
+        outputs, tried = compare_sessions(first, second, runs, rounding)
+    except UsageError as error:
+        return None, [str(error)]
+    if rounding is None:  # what quantization changes has no bound, but something has to be left
+        outputs = [_with_any_number(output) for output in outputs]
+    if (largest := worst(outputs)) is not None and largest.status == "differ":
+        fault = f"{tool} changes what {tagged.path} computes ({largest.name}: {largest.reason})"
+        if rounding is not None and tool.startswith("ort-"):
+            as_run, _ = compare_sessions(open_session(source, optimized=True), second, runs, rounding)
+            if all(output.status != "differ" for output in as_run):
+                fault += "; ONNX Runtime's optimizer does the same when it opens that file"
+        raise NotWrittenError(f"{output} was not written: {fault}; use another tool, or `retag` its result as it is")
+    return outputs, tried
+
+
+def _with_any_number(output: Difference) -> Difference:
+    """A difference, which agrees if the output has numbers that are closer to the right ones than zeros are."""
+    is_close = output.relative is not None and output.relative < 1 and not output.nans
+    is_choice = output.allowed is None and output.relative is not None
+    return msgspec.structs.replace(output, status="agree") if is_close or is_choice else output
 
 
 def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:
@@ -213,11 +265,13 @@ TOOLS: Mapping[str, Tool] = {
     "ort-all": Tool(_ort("all"), "all levels: layouts too"),
     "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT-like models"),
     "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2-like models"),
-    "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time"),
-    "quantize-qdq": Tool(_quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators"),
-    "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators"),
-    "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)"),
-    "float16": Tool(_float16, "half precision, inputs and outputs unchanged"),
+    "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time", computes_in=None),
+    "quantize-qdq": Tool(
+        _quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators", computes_in=None
+    ),
+    "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators", computes_in=None),
+    "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)", computes_in=None),
+    "float16": Tool(_float16, "half precision, inputs and outputs unchanged", computes_in="float16"),
     "onnxslim": Tool(_proto("onnxslim", "slim"), "OnnxSlim", "onnxslim", "onnxslim"),
     "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
     "version-converter": Tool(

@@ -1,0 +1,122 @@
+"""The graph of a file as the page draws it: which values its nodes take and give, and what is known of these.
+
+Texts that many nodes and values share, such as types and attributes, are listed once and referred to by number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.text import shortened
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import graphs_of, nested_graphs, sizes_of, stored_tensors
+from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.runtime.shapes import Shapes
+from modelexport.tagged.file import TaggedFile
+
+_ATTRIBUTE = 60
+"""The most characters of an attribute that are shown."""
+WEIGHT, RESULT = 1, 2
+"""What a value is besides the result of a node: a weight or constant; an output of the graph, or of one inside it."""
+
+
+@dataclass
+class Listed:
+    """Distinct texts, each with its number."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+
+@dataclass(frozen=True)
+class PageGraph:
+    """What the page's script reads of a graph."""
+
+    nodes: list[list[Any]]
+    """For each node of the file, in order: the numbers of the values that it takes and gives, that of its attributes,
+    and for a node in a nested graph the number of the enclosing node and the name of the graph."""
+    values: list[list[Any]]
+    """Name, number of the type, and what else it is."""
+    types: list[str]
+    attributes: list[str]
+
+
+def page_graph(tagged: TaggedFile, shapes: Shapes | None = None) -> PageGraph:
+    """The graph of a file.
+
+    Args:
+        shapes: Shapes of values whose shape the file does not have.
+    """
+    types, attributes = Listed(), Listed()
+    weights = {value for value, _ in stored_tensors(tagged.model)}
+    results = {value for graph in tagged.model.graphs() for value in graph.outputs}
+    numbers: dict[ir.Value, int] = {}
+    values: list[list[Any]] = []
+
+    def number(value: ir.Value) -> int:
+        if value not in numbers:
+            numbers[value] = len(values)
+            kind = WEIGHT * (value in weights) + RESULT * (value in results)
+            values.append([_name(value), types.number(type_text(value, shapes)), kind])
+        return numbers[value]
+
+    places = {node: index for index, node in enumerate(tagged.nodes)}
+    around = {
+        inner: (places[node], attribute.name if len(nested_graphs(node)) > 1 else "")
+        for node in tagged.nodes
+        for attribute in node.attributes.values()
+        for graph in graphs_of(attribute)
+        for inner in graph
+    }
+    nodes = [
+        [
+            [number(value) for value in node.inputs if value is not None],
+            [number(value) for value in node.outputs if value.name],
+            attributes.number(attributes_text(node)),
+            *around.get(node, ()),
+        ]
+        for node in tagged.nodes
+    ]
+    return PageGraph(nodes, values, list(types.numbers), list(attributes.numbers))
+
+
+def type_text(value: ir.Value, shapes: Shapes | None = None) -> str:
+    """Element type and shape of a value, as far as they are known: ``float32[batch, 16, 128]``."""
+    tensor = value.const_value
+    dtype = value.dtype or (shapes.types.get(value.name or "") if shapes is not None else None)
+    name = dtype_name(dtype) if dtype is not None else "?"
+    sizes: list[Any] | None = None
+    if tensor is not None:
+        sizes = list(tensor.shape)
+    elif value.shape is not None and None not in sizes_of(value):
+        sizes = list(sizes_of(value))
+    elif shapes is not None and (known := shapes.of(value)) is not None:
+        sizes = list(known)
+    return name if sizes is None else f"{name}[{', '.join(map(str, sizes))}]"
+
+
+def attributes_text(node: ir.Node) -> str:
+    """The attributes of a node, without the graphs inside it."""
+    shown = []
+    for attribute in node.attributes.values():
+        if attribute.is_ref() or graphs_of(attribute):
+            continue
+        if attribute.type is ir.AttributeType.TENSOR:
+            tensor = attribute.as_tensor()
+            text = str(tensor.numpy().tolist()) if tensor.size <= 4 else f"{dtype_name(tensor.dtype)} {tensor.shape}"
+        else:
+            value = attribute.value
+            text = str(list(value)) if isinstance(value, tuple) else str(value)
+        shown.append(f"{attribute.name} = {shortened(text, _ATTRIBUTE)}")
+    return ", ".join(shown)
+
+
+def _name(value: ir.Value) -> str:
+    """Of a parameter its ``state_dict`` key, which tells more than the name that an exporter gave it."""
+    plan = parameter_plan(value)
+    return (plan.keys[0] if plan is not None and plan.keys else value.name) or ""
