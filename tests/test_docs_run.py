@@ -155,13 +155,13 @@ PAGES = [
 
 
 ELSEWHERE = {
-    "adapters": "surgery/test_adapters.py",
-    "devices": "devices/test_devices.py",
-    "generating-loop": "packages/test_states.py",
-    "pipelines": "packages/test_pipelines.py",
+    "adapters": "tools/adapters/test_adapters.py",
+    "devices": "tools/devices/test_devices.py",
+    "generating-loop": "tools/generate/test_states.py",
+    "pipelines": "tools/pipelines/test_pipelines.py",
     "quantized-checkpoints": "weights/test_packed.py",
     "testing": "test_testing.py",
-    "to-torch": "torch_source/test_to_torch.py",
+    "to-torch": "tools/to_torch/test_to_torch.py",
 }
 """Pages whose snippets need checkpoints, adapters or pipelines, and the test that runs the same with small ones."""
 

@@ -702,7 +702,7 @@ def test_a_package_that_lacks_a_part_or_has_one_of_another_export_is_refused(
 
 def test_bad_input_is_one_line(llama: tuple[Path, Path], tmp_path: Path) -> None:
     model, folder = llama
-    with pytest.raises(InputsError, match="cannot generate"):
+    with pytest.raises(InputsError, match="not a model that can generate"):
         modelexport.export_package(torch.nn.Linear(2, 2), tmp_path / "x", parts="generate")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("keep me")

@@ -25,7 +25,7 @@ from modelexport.tools.generate.observed_state import State, find_state, restart
 from modelexport.tools.generate.other_state_parts import other_state_parts
 from modelexport.tools.generate.prompts import Example, example_prompts, token_inputs
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "generating-loop.md"
+PAGE = Path(__file__).parents[3] / "docs" / "generating-loop.md"
 SIZES = {name: SMALL[name] for name in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}
 
 

@@ -65,7 +65,7 @@ def test_parameters_of_two_parts_at_one_place_are_not_updated(tmp_path: Path, mo
     modelexport.export(model, torch.ones(2, 16), tmp_path / "m.onnx")
     modelexport.split(tmp_path / "m.onnx", tmp_path / "stages", stages=2)
     with monkeypatch.context() as earlier:  # versions that wrote tensors once by their content
-        earlier.setattr("modelexport.packages.changed_packages.parameter_plan", lambda value: None)
+        earlier.setattr("modelexport.tools.quantize.quantized_packages.parameter_plan", lambda value: None)
         modelexport.quantize_package(tmp_path / "stages", tmp_path / "shared", to="int8-dynamic", keep=["0", "1"])
     save_file({"0.weight": torch.zeros(16, 16), "1.weight": torch.ones(16, 16)}, tmp_path / "new.safetensors")
     with pytest.raises(UsageError, match=r"0\.weight and 1\.weight have one place in weights\.data"):
