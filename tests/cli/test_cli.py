@@ -170,17 +170,7 @@ for command in ("tree", "cost"):
         main()
     except SystemExit as stop:
         assert not stop.code, stop.code
-assert not {{"torch", "transformers", "rich", "sympy.core", "onnx.reference"}} & set(sys.modules)
-from scipy.optimize import linear_sum_assignment
-assert "scipy.optimize._optimize" not in sys.modules
-assert [list(rows) for rows in linear_sum_assignment([[1, 0], [0, 1]])] == [[0, 1], [1, 0]]
-assert "scipy.optimize._optimize" in sys.modules
-import networkx
-graph = networkx.DiGraph
-assert "networkx.classes" not in sys.modules
-assert not graph().edges and "networkx.classes" in sys.modules
-import sympy.core
-assert sympy.Symbol("n") * 2 == sympy.sympify("2*n")
+assert not {{"torch", "transformers", "rich", "onnx.reference"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

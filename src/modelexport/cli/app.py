@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import re
@@ -14,8 +15,6 @@ from typing import Any
 
 from modelexport import errors
 from modelexport.cli.command_list import COMMANDS, introduction, overview
-from modelexport.cli.crash_line import watch_for_crash
-from modelexport.cli.imports_when_used import import_when_used
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, suggest
@@ -51,13 +50,12 @@ def main() -> None:
     the file not be run; 4 nothing could be written; 70 an error of ours; 128 and the number of a signal.
     """
     fix_hash_seed([name for name, command in COMMANDS.items() if command.runs_model])
-    if os.name == "posix" and _is_program():
-        watch_for_crash()
+    if _is_program():
+        faulthandler.enable()  # says where compiled code, such as the runtime of a device, ended the process
     warnings.formatwarning = _on_one_line
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"numpy\.")  # about the mean of an empty window
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
-    import_when_used()
     before = _written()
     try:
         with shielded():

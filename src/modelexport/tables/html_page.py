@@ -21,9 +21,9 @@ import msgspec
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
 from modelexport.files.atomic_writing import write_alone
-from modelexport.tables.page_graph import page_graph
 from modelexport.tables.columns import Column, Figure, Kind
 from modelexport.tables.model_explorer import ExplorerPlace
+from modelexport.tables.page_graph import page_graph
 from modelexport.tables.table import Table, share_out
 from modelexport.tagged.file import TaggedFile
 
