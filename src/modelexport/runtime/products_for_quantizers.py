@@ -1,8 +1,9 @@
 """Products with constant weights as ONNX Runtime's quantizers can take them.
 
 They leave a product alone if a node transposes its weight, as in a file that is linked to its weights. They do not know
-``FusedMatMul``, and turn ``Gemm`` into ``MatMul`` by transposing its weight in place, once for each node: a layer that
-is called twice would compute with the weight as it was, and a tied embedding with a transposed one.
+``FusedMatMul``. They leave a ``Gemm`` with factors alone, or lose the factor of its bias (``beta``). They turn ``Gemm``
+into ``MatMul`` by transposing its weight in place, once for each node: a layer that is called twice would compute with
+the weight as it was, and a tied embedding with a transposed one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ Tensors = dict[str, tuple[onnx.GraphProto, onnx.TensorProto]]
 
 
 def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Transpose, in the file, the weights of products that nodes transpose.
+    """Transpose, in the file, the weights of products that nodes transpose, and scale those that nodes scale.
 
-    These are ``Transpose`` before a ``MatMul`` or ``Gemm``, which is removed; ``FusedMatMul``, which becomes ``MatMul``
-    with a weight that is scaled as the node does; and ``Gemm`` if several nodes use its weight. The model is changed in
-    place.
+    These are ``Transpose`` before a ``MatMul`` or ``Gemm``, which is removed; ``FusedMatMul``, which becomes
+    ``MatMul``; and ``Gemm``: its weight is transposed if several nodes use it. The model is changed in place.
     """
     graphs = list(serialized_graphs(model))
     initializers = [(graph, tensor) for graph in graphs for tensor in graph.initializer]
@@ -42,26 +42,39 @@ def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
                 _add(graph, tensors, np.transpose(array, order), node.output[0])
                 changed.add(node.input[0])
                 graph.node.remove(node)
-    for node in [node for node in nodes if node.op_type in ("FusedMatMul", "Gemm")]:
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        factor, transposed = attributes.pop("alpha", 1.0), attributes.pop("transB", 0)
-        if node.op_type == "Gemm" and (factor != 1 or not transposed or uses[node.input[1]] < 2):
-            continue
-        if attributes.pop("beta", 1.0) != 1 or any(attributes.values()) or node.input[1] not in tensors:
-            continue
-        graph, weight = tensors[node.input[1]]
-        name = f"{weight.name}.{'transposed' if transposed else 'plain'}{'' if factor == 1 else factor}"
+
+    def hold(node: onnx.NodeProto, place: int, factor: float, transposed: bool) -> None:
+        """Let a node take an initializer as it uses it."""
+        if factor == 1 and not transposed:
+            return
+        graph, tensor = tensors[node.input[place]]
+        name = f"{tensor.name}.{'transposed' if transposed else 'plain'}{'' if factor == 1 else factor}"
         if name not in tensors:
-            array = onnx.numpy_helper.to_array(weight)
+            array = onnx.numpy_helper.to_array(tensor)
             array = np.swapaxes(array, -1, -2) if transposed else array
             _add(graph, tensors, array * array.dtype.type(factor), name)
-        changed.add(weight.name)
-        node.input[1] = name
+        changed.add(tensor.name)
+        node.input[place] = name
+
+    for node in [node for node in nodes if node.op_type in ("FusedMatMul", "Gemm") and node.input[1] in tensors]:
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        alpha, beta = attributes.pop("alpha", 1.0), attributes.pop("beta", 1.0)
+        transposed = bool(attributes.pop("transB", 0))
         if node.op_type == "Gemm":
-            node.attribute.remove(next(held for held in node.attribute if held.name == "transB"))
+            bias = node.input[2] if len(node.input) > 2 else ""
+            transposed = transposed and uses[node.input[1]] > 1
+            done = {"alpha", *(["transB"] if transposed else [])}
+            if not bias or bias in tensors:
+                hold(node, 2, beta if bias else 1, transposed=False)
+                done.add("beta")
+            left = [attribute for attribute in node.attribute if attribute.name not in done]
+        elif any(attributes.values()):
+            continue
         else:
-            node.op_type, node.domain = "MatMul", ""
-            del node.attribute[:]
+            node.op_type, node.domain, left = "MatMul", "", []
+        hold(node, 1, alpha, transposed)
+        del node.attribute[:]
+        node.attribute.extend(left)
     used = {name for graph in graphs for node in graph.node for name in node.input}
     used |= {value.name for graph in graphs for value in graph.output}
     for name in changed - used:

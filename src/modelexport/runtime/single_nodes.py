@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from modelexport.runtime.saturating_products import unsigned_inputs
+
 
 class NoKernelError(Exception):
     """ONNX Runtime has no kernel for a node with inputs of these types."""
@@ -18,12 +20,15 @@ def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[A
     """The outputs of a node, and whether they were computed in the types of the inputs: without a kernel for float64,
     that is float32, or float64 with numbers inside that are rounded, where the operator is a function of others.
 
+    Products of integers are exact, whatever the kernels of this processor do.
+
     Raises:
         NoKernelError: The runtime cannot run it.
         RuntimeError: It fails on these inputs.
     """
     if any(isinstance(array, list) for array in inputs):
         raise NoKernelError("a sequence cannot be given to a single node")
+    node, inputs = unsigned_inputs(node, inputs)
     is_wide = any(array is not None and array.dtype == np.float64 for array in inputs)
     try:
         known = not is_wide or not node.domain or (node.domain, node.op_type) in _in_float64()

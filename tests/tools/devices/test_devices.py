@@ -137,7 +137,7 @@ def test_a_change_that_makes_a_piece_right_is_tried_and_written(file: Path, tmp_
 def test_what_a_type_costs_is_regained_by_more_precise_types(file: Path, tmp_path: Path) -> None:
     """A device that computes in float16 loses a little with each 8-bit number; with 16 bits it does not."""
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
-    quantize(file, tmp_path / "int8.onnx", to="int8-static", data=[feeds])
+    quantize(file, tmp_path / "int8.onnx", to="int8-static:weights=int8", data=[feeds])
     device = SpoiledDevice(lambda node: node.op_type == "DequantizeLinear" and node.inputs[0].dtype == UINT8, by=1.0001)
     device.device = msgspec.structs.replace(device.device, computes="float16")
     tagged = load(tmp_path / "int8.onnx")

@@ -21,6 +21,7 @@ from modelexport.errors import UsageError
 from modelexport.format.keys import STATE_DICT
 from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
+from modelexport.runtime.saturating_products import saturating
 from modelexport.tools.optimizers.optimize_tools import optimize_file
 
 RANDOM = np.random.default_rng(0)
@@ -347,3 +348,47 @@ def test_the_weights_of_a_branch_that_stay_are_listed(tmp_path: Path) -> None:
     file = adopted(tmp_path, nodes, {"w": numbers(32, 32), "yes": np.array(True)})
     left = modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").left
     assert sum(left.values()) == 2 * 32 * 32 * 4
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm", "Conv", "LSTM"])
+@pytest.mark.parametrize("method", ["int8-dynamic", "int8-static", "int8-static:per_channel=false"])
+def test_what_is_quantized_by_default_saturates_on_no_processor(method: str, operator: str, tmp_path: Path) -> None:
+    random = {"MatMul": (32, 32), "Gemm": (32, 32), "Conv": (4, 4, 3), "LSTM": (1, 64, 32)}
+    bounds = {"w": RANDOM.uniform(-1, 1, random[operator]).astype(np.float32)}
+    bounds |= {"r": RANDOM.uniform(-1, 1, (1, 64, 16)).astype(np.float32)} if operator == "LSTM" else {}
+    more = {"hidden_size": 16} if operator == "LSTM" else {}
+    source = "rows" if operator == "Gemm" else "x"
+    nodes = [helper.make_node(operator, [source, *bounds], ["y"], f"/layer/{operator}", **more)]
+    if operator == "Gemm":
+        nodes.insert(0, helper.make_node("Flatten", ["x"], ["rows"], "/Flatten", axis=2))
+    file = adopted(tmp_path, nodes, bounds)
+    result = modelexport.quantize(file, tmp_path / "q.onnx", to=method, data=[{"x": X}])
+    if operator != "LSTM" or method == "int8-dynamic":
+        assert sum(result.methods.values())
+    assert not saturating(modelexport.load(tmp_path / "q.onnx").nodes)
+    assert distance(outputs(tmp_path / "q.onnx"), outputs(file)) < 0.04
+
+
+@pytest.mark.parametrize("method", ["int8-dynamic", "int8-static", "int8-weights"])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.5), (1.0, 0.0), (0.5, 1.0), (-2.0, 3.0)])
+def test_the_factors_of_a_gemm_are_in_its_weight_and_bias(
+    method: str, alpha: float, beta: float, tmp_path: Path
+) -> None:
+    factors = {"alpha": alpha, "beta": beta, "transB": 1}
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["rows"], "/Flatten", axis=2),
+        helper.make_node("Gemm", ["rows", "w", "b"], ["y"], "/layer/Gemm", **factors),
+    ]
+    file = adopted(tmp_path, nodes, {"w": numbers(16, 32), "b": numbers(16)})
+    result = modelexport.quantize(file, tmp_path / "q.onnx", to=method, data=[{"x": X}])
+    assert result.methods[method]
+    assert distance(outputs(tmp_path / "q.onnx"), outputs(file)) < 0.03
+
+
+def test_a_weight_that_is_an_input_as_well_is_quantized(tmp_path: Path) -> None:
+    file = adopted(tmp_path, [helper.make_node("MatMul", ["x", "w"], ["y"], "/layer/MatMul")], {"w": numbers(32, 32)})
+    model = onnx.load(file)
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [32, 32]))
+    onnx.save(model, file)
+    assert modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods == {"int8-dynamic": 1}
+    assert [value.name for value in onnx.load(tmp_path / "q.onnx").graph.input] == ["x"]

@@ -32,7 +32,8 @@ def judge(piece: Piece, result: PartResult, device: Device, bound: float) -> tup
     """The status of a piece, and what its type costs on the CPU if it is beyond the bound.
 
     An error that ONNX Runtime has on the CPU as well, as in a quantized piece, is not blamed on the device: the
-    piece agrees. One that only computing in float16 explains is called rounding.
+    piece agrees; but integers that saturate are wrong on any device. One that only computing in float16 explains is
+    called rounding.
     """
     if result.status != "ran":
         return result.status, None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.regions.cut_pieces import outputs_of
@@ -20,6 +21,7 @@ from modelexport.regions.graph_cutter import Cut, Cutter
 from modelexport.regions.inferred_types import infer_types
 from modelexport.runtime.part_process import largest
 from modelexport.runtime.part_runner import output_error
+from modelexport.runtime.saturating_products import make_unsigned
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import is_comparable
@@ -57,8 +59,10 @@ class Piece:
         return replace(self, model=model, outputs=outputs)
 
     def errors_on_cpu(self) -> float:
-        """The largest error of ONNX Runtime on the CPU."""
-        results = run_session(open_session(self.model, folder=self.folder, optimized=True), self.inputs)
+        """The largest error of ONNX Runtime on the CPU, of one that adds integers without saturation."""
+        model = copy_of(self.model)
+        make_unsigned(model)
+        results = run_session(open_session(model, folder=self.folder, optimized=True), self.inputs)
         return error_between(self.outputs, results)
 
     def cost_of_half(self) -> float:

@@ -24,6 +24,7 @@ from modelexport.runtime.devices import CPU
 from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.saturating_products import without_saturation
 from modelexport.runtime.sessions import Level, open_session, session_options
 from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -192,14 +193,16 @@ def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
 
 
 def _quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
-    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(transpose_weights(onnx.load(source)), target, use_external_data_format=bool(data_files(source)))
+    how = {"weight_type": QuantType.QUInt8, "use_external_data_format": bool(data_files(source))}
+    quantize_dynamic(transpose_weights(onnx.load(source)), target, **how)
+    _save(without_saturation(onnx.load(target)), source, target)
 
 
 def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
     def run(source: Path, target: Path, inputs: Inputs) -> None:
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
         class Once(CalibrationDataReader):
             def __init__(self) -> None:
@@ -213,6 +216,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
             target,
             Once(),
             quant_format=QuantFormat[quant_format],
+            weight_type=QuantType.QUInt8,  # the products of int8 weights saturate on some processors
             use_external_data_format=bool(data_files(source)),
             # Otherwise, with QOperator, a Where after a quantized operator loses its input.
             extra_options={"ForceQuantizeNoInputCheck": True},

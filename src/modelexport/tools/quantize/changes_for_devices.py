@@ -28,6 +28,7 @@ from modelexport.graph.nodes import (
 from modelexport.graph.properties import drop_texts, put_texts, text_of
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.regions.cut_pieces import outputs_of
+from modelexport.runtime.saturating_products import make_unsigned
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.recipes import CHANGES
 
@@ -80,9 +81,10 @@ def apply_changes(model: ir.Model, tagged: TaggedFile, rules: Sequence[Rule]) ->
         inside = tagged.select(*rule.selectors).inside
         owners = {node.name: owner_of(node) for node in model.graph}
         names = {name for name, owner in owners.items() if owner is not None and not inside.isdisjoint(owner.calls)}
-        if missing := set(rule.nodes) - names:
+        # A change before may have removed a node of the file.
+        if missing := set(rule.nodes) - names - {node.name for node in tagged.model.graph}:
             raise UsageError(f"{tagged.path} has no node '{min(missing)}' in {', '.join(rule.selectors)}")
-        names = set(rule.nodes) or names
+        names = names.intersection(rule.nodes) if rule.nodes else names
         changed[rule.method] += len(names) if change_nodes(model, rule.method, names) else 0
     if idle := [change for change, count in changed.items() if not count]:
         selectors = ", ".join(word for rule in rules if rule.method == idle[0] for word in rule.selectors)
@@ -313,6 +315,7 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 
 
 _WAYS: Mapping[str, Callable[[ir.Model, Sequence[ir.Node]], bool]] = {
+    "uint8": make_unsigned,
     "apart": _keep_apart,
     "definition": _by_definition,
     "int16": _in_sixteen_bits,

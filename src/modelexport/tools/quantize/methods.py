@@ -27,6 +27,7 @@ from modelexport.core.text import reason_of, suggest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.runtime.half_precision import LARGEST, in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
+from modelexport.runtime.saturating_products import without_saturation
 
 KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""
@@ -45,6 +46,8 @@ _WORDS = {
     "block": ("16", "32", "64", "128", "256"),
     "accuracy_level": tuple("01234"),
 }
+_INT8: dict[str, Option] = {"per_channel": True, "reduce_range": False, "weights": "uint8"}
+_INT8_WORDS = {"weights": ("uint8", "int8")}
 _WITHOUT = {"hqq": ("symmetric", "accuracy_level", "embeddings"), "k_quant": ("symmetric",)}
 """Options that ONNX Runtime's function for an algorithm does not have."""
 
@@ -169,7 +172,9 @@ def _quiet() -> Iterator[None]:
 def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
     from onnxruntime.quantization import quantize_dynamic
 
-    return _written(lambda file: quantize_dynamic(model, file, **_int8(method)))
+    made = _written(lambda file: quantize_dynamic(model, file, **_int8(method)))
+    # The quantizer of recurrent layers knows int8 weights only.
+    return without_saturation(made) if _is_unsigned(method) else made
 
 
 _SCALES_OF_CHANNELS = 13
@@ -195,9 +200,20 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
 
 
 def _int8(method: Method) -> dict[str, Any]:
+    """What the options of a method are for ONNX Runtime's functions."""
     from onnxruntime.quantization import QuantType
 
-    return {"weight_type": QuantType.QInt8} | {name: method.option(name) for name in ("per_channel", "reduce_range")}
+    return {
+        "weight_type": QuantType.QUInt8 if _is_unsigned(method) else QuantType.QInt8,
+        "per_channel": method.option("per_channel"),
+        "reduce_range": method.option("reduce_range"),
+        "extra_options": {"WeightSymmetric": True},  # convolutions have one zero point for all channels
+    }
+
+
+def _is_unsigned(method: Method) -> bool:
+    """Whether weights are uint8. Those of 7 bits are int8, whose products are the fastest, and do not saturate."""
+    return method.option("weights") == "uint8" and not method.option("reduce_range")
 
 
 def _written(run: Callable[[Path], None]) -> onnx.ModelProto:
@@ -300,13 +316,15 @@ METHODS: Mapping[str, MethodRow] = {
         _dynamic,
         (*_MATRICES, "Conv", "Gather", "LSTM", "Attention"),
         (ir.DataType.FLOAT,),
-        {"per_channel": True, "reduce_range": False},
+        _INT8,
+        _INT8_WORDS,
     ),
     "int8-static": MethodRow(
         "int8 weights and activations, with ranges measured on data",
         _static,
         None,
-        options={"per_channel": True, "reduce_range": False, "operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
+        options=_INT8 | {"operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
+        choices=_INT8_WORDS,
         needs_data=True,
     ),
     "int8-weights": MethodRow(

@@ -56,7 +56,10 @@ def _raise_version(model: ir.Model) -> None:
 
 
 def _hold_weights(model: ir.Model) -> None:
-    """Make weights initializers that are ``Constant`` nodes, or inputs too (all are up to IR version 3)."""
+    """Make weights initializers that are ``Constant`` nodes, or inputs too (all are up to IR version 3).
+
+    Others may write another weight into such an input; that of a quantized module has a meaning no more.
+    """
     graph = model.graph
     if model.ir_version < _INPUTS_ALONE:
         graph.inputs[:] = [value for value in graph.inputs if not value.is_initializer()]
@@ -65,6 +68,8 @@ def _hold_weights(model: ir.Model) -> None:
         value = node.inputs[WEIGHTS[node.op_type]]
         while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES_WEIGHTS:
             value = mover.inputs[0]
+        if value is not None and value.is_initializer() and value.is_graph_input():
+            graph.inputs.remove(value)
         constant = value.producer() if value is not None else None
         if value is None or constant is None or constant.op_type != "Constant" or value.is_graph_output():
             continue

@@ -20,6 +20,7 @@ from modelexport.tools.quantize.equal_method_groups import WEIGHTS, find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
 
 CHANGES: Mapping[str, str] = {
+    "uint8": "with weights as uint8 instead of int8, whose products no processor saturates",
     "apart": "kept apart by two negations, so that the device does not fuse them",
     "definition": "replaced by the function that ONNX defines the operator as",
     "int16": "with activations of 16 bits instead of 8",

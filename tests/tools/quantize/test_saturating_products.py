@@ -1,0 +1,206 @@
+"""Integer products that saturate on processors without VNNI: found from weights, avoided, and never taken for right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from modelexport.graph.nodes import nodes_of
+from modelexport.runtime.saturating_products import make_unsigned, saturating
+from modelexport.traces.file_run import FileRun
+
+ROWS, SIZE, COLUMNS = 3, 16, 8
+ONE, BIG = np.float32(1), np.float32(4000)
+DQ = [
+    helper.make_node("QuantizeLinear", ["x", "one", "z"], ["q"]),
+    helper.make_node("DequantizeLinear", ["q", "one", "z"], ["d"]),
+    helper.make_node("DequantizeLinear", ["w", "one", "zw"], ["e"]),
+]
+Q = [
+    helper.make_node("QuantizeLinear", ["p", "big", "middle"], ["r"]),
+    helper.make_node("DequantizeLinear", ["r", "big", "middle"], ["y"]),
+]
+
+
+def node(op_type: str, *inputs: str, output: str = "y", domain: str = "com.microsoft", **more: Any) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs, [output], domain=domain, **more)
+
+
+QUANTIZED = [helper.make_node("QuantizeLinear", ["x", "one", "z"], ["q"])]
+LSTM = ("x", "w", "w2", "b", "", "", "", "", "small", "zw1", "small", "zw1")
+FORMS: dict[str, list[onnx.NodeProto]] = {
+    "MatMulInteger": [*QUANTIZED, node("MatMulInteger", "q", "w", "z", "zw", domain="")],
+    "MatMulInteger, no zero point": [*QUANTIZED, node("MatMulInteger", "q", "w", domain="")],
+    "MatMulIntegerToFloat": [*QUANTIZED, node("MatMulIntegerToFloat", "q", "w", "one", "one", "z", "zw")],
+    "DynamicQuantizeMatMul": [node("DynamicQuantizeMatMul", "x", "w", "one", "zw")],
+    "QLinearMatMul": [
+        *QUANTIZED,
+        node("QLinearMatMul", "q", "one", "z", "w", "one", "zw", "big", "middle", domain=""),
+    ],
+    "QGemm": [*QUANTIZED, node("QGemm", "q", "one", "z", "w", "one", "zw", "", "big", "middle")],
+    "QGemm, transposed": [*QUANTIZED, node("QGemm", "q", "one", "z", "wT", "one", "zw", "", "big", "middle", transB=1)],
+    "DynamicQuantizeLSTM": [
+        helper.make_node("Reshape", ["x", "sequence"], ["s"]),
+        node("DynamicQuantizeLSTM", "s", *LSTM[1:], hidden_size=2),
+    ],
+    "QLinearConv": [
+        helper.make_node("Reshape", ["x", "image"], ["i"]),
+        helper.make_node("QuantizeLinear", ["i", "one", "z"], ["q"]),
+        node("QLinearConv", "q", "one", "z", "kernel", "one", "zw", "big", "middle", domain=""),
+    ],
+    "QDQ MatMul": [*DQ, node("MatMul", "d", "e", domain="")],
+    "QDQ MatMul, quantized again": [*DQ, node("MatMul", "d", "e", domain="", output="p"), *Q],
+    "QDQ MatMul, transposed": [
+        *DQ[:2],
+        helper.make_node("DequantizeLinear", ["wT", "one", "zw"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["e"]),
+        node("MatMul", "d", "e", domain=""),
+    ],
+    "QDQ Gemm": [*DQ, node("Gemm", "d", "e", domain="")],
+    "QDQ Conv": [
+        helper.make_node("Reshape", ["x", "image"], ["i"]),
+        helper.make_node("QuantizeLinear", ["i", "one", "z"], ["q"]),
+        DQ[1],
+        helper.make_node("DequantizeLinear", ["kernel", "one", "zw"], ["e"]),
+        node("Conv", "d", "e", domain="", output="p"),
+        *Q,
+    ],
+}
+RIGHT_EVERYWHERE: dict[str, list[onnx.NodeProto]] = {
+    "ConvInteger": [
+        helper.make_node("Reshape", ["x", "image"], ["i"]),
+        helper.make_node("QuantizeLinear", ["i", "one", "z"], ["q"]),
+        node("ConvInteger", "q", "kernel", "z", "zw", domain=""),
+    ],
+    "weights first": [
+        *QUANTIZED,
+        helper.make_node("Transpose", ["q"], ["t"]),
+        node("MatMulInteger", "wT", "t", "zw", "z", domain=""),
+    ],
+    "QDQ Conv, not quantized again": [*FORMS["QDQ Conv"][:4], node("Conv", "d", "e", domain="")],
+    "weights alone": [DQ[2], node("MatMul", "x", "e", domain="")],
+}
+
+
+def model_with(nodes: list[onnx.NodeProto], weight: np.ndarray) -> onnx.ModelProto:
+    """A model that multiplies ``x`` with a weight."""
+    arrays = {
+        "w": weight, "wT": weight.T, "w2": np.zeros((1, 2, COLUMNS), weight.dtype),
+        "kernel": weight.T[:, :, None, None],
+        "one": ONE, "big": BIG, "small": np.array([1e-5], np.float32), "b": np.zeros((1, 2 * COLUMNS), np.float32),
+        "z": np.uint8(0), "middle": np.uint8(128), "zw": weight.dtype.type(0), "zw1": np.zeros(1, weight.dtype),
+        "image": np.array([1, SIZE, 1, ROWS]), "sequence": np.array([1, ROWS, SIZE]),
+    }  # fmt: skip
+    if any(each.op_type == "DynamicQuantizeLSTM" for each in nodes):
+        arrays["w"] = weight[None]
+    used = {name for each in nodes for name in each.input}
+    tensors = [
+        numpy_helper.from_array(np.array(array, order="C"), name) for name, array in arrays.items() if name in used
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, SIZE])],
+        [onnx.ValueInfoProto(name="y")],
+        tensors,
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def pair(first: int, second: int, place: int = 0) -> np.ndarray:
+    """A weight with one pair of neighbours that are not zero."""
+    weight = np.zeros((SIZE, COLUMNS), np.int8)
+    weight[place], weight[place + 1] = first, second
+    return weight
+
+
+def computed(model: onnx.ModelProto) -> Any:
+    """What this processor computes from the largest activations, and the smallest."""
+    x = np.full((ROWS, SIZE), 255, np.float32)
+    x[0, :2] = 0  # dynamic ranges reach from 0 to 255
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0]
+
+
+def exact(model: onnx.ModelProto) -> Any:
+    """The same with weights that no processor saturates."""
+    changed = ir.serde.deserialize_model(model)
+    make_unsigned(changed)
+    assert not saturating(nodes_of(changed.graph))
+    return computed(ir.serde.serialize_model(changed))
+
+
+def said(model: onnx.ModelProto) -> bool:
+    return bool(saturating(nodes_of(ir.serde.deserialize_model(model).graph)))
+
+
+def saturates_here() -> bool:
+    """Whether this processor has no VNNI, by the plainest product."""
+    model = model_with(FORMS["MatMulInteger"], pair(127, 127))
+    return bool((computed(model).max() != 2 * 127 * 255).any())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_that_saturate_are_found_from_the_weights(form: str) -> None:
+    for weight in (pair(127, 127), pair(-128, -128), pair(100, 100, place=2)):
+        model = model_with(FORMS[form], weight)
+        assert said(model)
+        assert (not np.array_equal(computed(model), exact(model))) == saturates_here()
+
+
+@pytest.mark.parametrize("form", {**FORMS, **RIGHT_EVERYWHERE})
+def test_products_that_are_not_found_are_right(form: str) -> None:
+    nodes = {**FORMS, **RIGHT_EVERYWHERE}[form]
+    harmless = [pair(64, 64), pair(-64, -64), pair(127, -128), pair(127, 127, place=1)]
+    for weight in harmless if form in FORMS else [*harmless, pair(127, 127)]:
+        model = model_with(nodes, weight)
+        assert not said(model)
+        unsigned = model_with(nodes, weight)
+        assert np.array_equal(computed(model), exact(unsigned))
+
+
+@pytest.mark.parametrize(("first", "second", "saturates"), [(64, 64, False), (64, 65, True), (-64, -65, True)])
+def test_the_bound_is_exact(first: int, second: int, saturates: bool) -> None:
+    model = model_with(FORMS["MatMulInteger"], pair(first, second))
+    assert said(model) == saturates
+    assert computed(model).flat[-1] == 255 * (first + second) or (saturates and saturates_here())
+
+
+@pytest.mark.parametrize("form", ["MatMulInteger", "MatMulInteger, no zero point", "QLinearMatMul", "QLinearConv"])
+def test_what_is_right_is_computed_with_exact_integers(form: str) -> None:
+    model = model_with(FORMS[form], pair(127, 127))
+    x = np.full((ROWS, SIZE), 255, np.float32)
+    right = FileRun(ir.serde.deserialize_model(model), in_float64_for="float32").run({"x": x})["y"]
+    scale = 1 if "Integer" in form else 4000
+    assert set(np.unique(right)) == {round(2 * 127 * 255 / scale) + (128 if scale > 1 else 0)}
+
+
+def test_a_convolution_by_channel_does_not_saturate() -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "z"], ["q"]),
+        node("QLinearConv", "q", "one", "z", "k", "one", "zw", "big", "middle", domain="", group=4),
+    ]
+    arrays = {"one": ONE, "z": np.uint8(0), "zw": np.int8(0), "big": BIG, "middle": np.uint8(128)}
+    for multiple in (1, 2):
+        arrays["k"] = np.full((4 * multiple, 1, 3, 3), 127, np.int8)
+        graph = helper.make_graph(
+            nodes,
+            "graph",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 5, 5])],
+            [onnx.ValueInfoProto(name="y")],
+            [numpy_helper.from_array(np.array(array), name) for name, array in arrays.items()],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+        feeds = {"x": np.full((1, 4, 5, 5), 255, np.float32)}
+        found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+        wrong = bool((found != round(9 * 127 * 255 / 4000) + 128).any())
+        assert said(model) == (multiple == 2)
+        assert wrong == (multiple == 2 and saturates_here())
