@@ -216,6 +216,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
             target,
             Once(),
             quant_format=QuantFormat[quant_format],
+            activation_type=QuantType.QUInt8,
             weight_type=QuantType.QUInt8,  # the products of int8 weights saturate on some processors
             use_external_data_format=bool(data_files(source)),
             # Otherwise, with QOperator, a Where after a quantized operator loses its input.
