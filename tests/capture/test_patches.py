@@ -38,6 +38,7 @@ def nothing_known() -> Iterator[None]:
     """What was found out about the names, and said, is that of one test."""
     yield
     problem.cache_clear()
+    patches.tested.cache_clear()
     patches._warned.clear()
 
 
@@ -147,6 +148,7 @@ def test_a_version_outside_the_tested_range_is_said_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         importlib.metadata, "requires", lambda _: ["torch<2.0; extra == 'tested'", "typer", "onnx; extra == 'check'"]
     )
+    patches.tested.cache_clear()
     with pytest.warns(VersionWarning, match=r"torch .* is outside the range that is tested, <2.0") as said:
         patches.warn_once()
         patches.warn_once()

@@ -45,6 +45,7 @@ from modelexport.capture.failure_hints import (
 )
 from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
+from modelexport.capture.once.registered_kernels import registered_plainly
 from modelexport.capture.once.signatures import parsed_when_used, read_once, signed_when_used
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
@@ -178,6 +179,8 @@ def _replacements(
         "protocols": functools.cache,
         "metadata": lambda describe: describe if stack_traces else name_of_fx_node,
         "operators": functools.cache,
+        "kept operators": functools.cache,
+        "registered": registered_plainly,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,
     }

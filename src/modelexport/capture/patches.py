@@ -25,6 +25,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from modelexport.core.installed_versions import installed_version
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import CaptureError, VersionWarning
 
@@ -184,6 +185,11 @@ TABLE: Mapping[str, Patch] = {
     "operators": Patch("once", "torch._export.utils:_materialize_cpp_cia_ops", "",
         "PyTorch looks for its operators once in an export, and not once for each of their sixty namespaces",
         "exports take longer"),
+    "kept operators": Patch("once", "torch._export.utils:_check_valid_to_preserve", "op_overload",
+        "PyTorch looks at the schema of each operator once in an export, and not three times", "exports take longer"),
+    "registered": Patch("once", "torch._ops:OperatorBase.py_impl", "self k",
+        "six thousand kernels are registered before a decomposition; Python builds annotations for each",
+        "exports take longer"),
     "stack traces": Patch("once", "torch.fx:config.do_not_emit_stack_traces", None,
         "lines of Python are not formatted unless they are wanted", "exports take longer"),
     "lazy graphs": Patch("once", "torch.fx._lazy_graph_module:_use_lazy_graph_module_flag", None,
@@ -243,7 +249,7 @@ _warned: set[str] = set()
 
 def _lacking() -> Iterator[str]:
     for package, versions in tested().items():
-        version = importlib.metadata.version(package)
+        version = installed_version(package)
         if not versions.contains(version, prereleases=True):
             yield f"{package} {version} is outside the range that is tested, {versions}: verify the files"
     for name, row in TABLE.items():
@@ -252,6 +258,7 @@ def _lacking() -> Iterator[str]:
             yield f"{row.where.replace(':', '.')} {fault}: {row.lost}"
 
 
+@functools.cache  # of a file of the installed package, which is parsed as an e-mail
 def tested() -> Mapping[str, SpecifierSet]:
     """The versions of packages that the tests run with: the extra ``tested`` of this package."""
     try:

@@ -39,6 +39,8 @@ def signed_when_used(sign: Callable[[Any], None]) -> Callable[[Any], None]:
         return entry.signature
 
     def sign_later(entry: Any) -> None:
+        if entry.is_custom:
+            entry.signature = entry.signature or getattr(entry.onnx_function, "_pt_onnx_signature", None)
         if entry.is_custom or entry.signature is not None or entry.skip_signature_inference:
             sign(entry)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall, Port, Side, TracedCall
+from modelexport.core.installed_versions import installed_version
 from modelexport.core.module_tree import Module
 from modelexport.core.owners import Owner
 from modelexport.core.tags import Tags
@@ -109,7 +109,7 @@ def facts_of_export(
     return ExportFacts(
         documents.ModelEntry(name, root.qualified_class, root.parameters, model.opset_imports.get("", 0)),
         settings,
-        {package: importlib.metadata.version(package) for package in _PACKAGES},
+        {package: installed_version(package) for package in _PACKAGES},
         _modules(source, tags, comparison),
         {
             traced.call: CallRun(
