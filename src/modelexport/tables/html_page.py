@@ -21,7 +21,10 @@ import msgspec
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
 from modelexport.files.atomic_writing import write_alone
+from modelexport.graph.node_owners import owner_of
+from modelexport.runtime.shapes import Shapes
 from modelexport.tables.columns import Column, Figure, Kind
+from modelexport.tables.graph_pairs import NodePair
 from modelexport.tables.model_explorer import ExplorerPlace
 from modelexport.tables.page_graph import page_graph
 from modelexport.tables.table import Table, share_out
@@ -48,6 +51,12 @@ class Page:
     """The path of a module to the Python module and the line of its class."""
     file: TaggedFile | None = None
     """The file that the table is of, whose graph is drawn; its nodes are the first of the table."""
+    other_file: TaggedFile | None = None
+    """The other file, whose graph is drawn beside it."""
+    other_shapes: Shapes | None = None
+    """Shapes of its values."""
+    pairs: Sequence[NodePair] = ()
+    """Which nodes of the two files are the same."""
 
 
 SCRIPTS = ("data", "icicle", "tree", "detail", "graph_boxes", "graph_drawing", "graph", "page")
@@ -108,6 +117,7 @@ def _data(page: Page) -> dict[str, Any]:
         "operators": operators,
         "nodes": nodes,
         "graph": graph,
+        "other": _other(page, operators) if page.file is not None and page.other_file is not None else None,
         "whole": {column.name: table.whole.get(column.name) for column in table.columns},
         "outside": [
             (name, {c.name: figures.get(c.name) for c in table.columns if figures.get(c.name)})
@@ -116,6 +126,41 @@ def _data(page: Page) -> dict[str, Any]:
         "sections": page.sections,
         "notes": table.notes,
     }
+
+
+def _other(page: Page, operators: list[str]) -> dict[str, Any]:
+    """The nodes of the other file, the calls that only it has, and which nodes are the same in both."""
+    assert page.file is not None
+    assert page.other_file is not None
+    other, numbers = page.other_file, {traced.call: index for index, traced in enumerate(page.table.calls)}
+    calls = []
+    for traced in other.calls:
+        if traced.call not in numbers:
+            assert traced.parent is not None  # every file has a root
+            numbers[traced.call] = len(numbers)
+            tag = other.tags[traced.call]
+            names = [_tail(traced.call, traced.parent), tag.rpartition("/")[2], class_in_tag(tag)]
+            calls.append([numbers[traced.parent], *names])
+    drawn, nodes, known = (
+        page_graph(other, page.other_shapes),
+        [],
+        {name: index for index, name in enumerate(operators)},
+    )
+    for node, links in zip(other.nodes, drawn.nodes, strict=True):
+        owner = owner_of(node)
+        index = known.setdefault(node.op_type, len(known))
+        nodes.append([node.name or "", index, [numbers[call] for call in owner.calls] if owner else [], [], *links])
+    operators[:] = known
+    places = [{node: index for index, node in enumerate(file.nodes)} for file in (page.file, other)]
+    pairs = [
+        [*(None if one is None else place[one] for one, place in zip((pair.first, pair.second), places, strict=True))]
+        + ([pair.mark, pair.why] if pair.mark else [])
+        for pair in page.pairs
+    ]
+    return {
+        "calls": calls, "nodes": nodes, "pairs": pairs,
+        "values": drawn.values, "types": drawn.types, "attributes": drawn.attributes,
+    }  # fmt: skip
 
 
 def _rows(page: Page, sources: list[str]) -> list[list[Any]]:

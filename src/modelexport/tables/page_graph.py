@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import shortened
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.attribute_texts import typed_text
 from modelexport.graph.nodes import graphs_of, nested_graphs, sizes_of, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.shapes import Shapes
@@ -97,7 +98,7 @@ def type_text(value: ir.Value, shapes: Shapes | None = None) -> str:
         sizes = list(sizes_of(value))
     elif shapes is not None and (known := shapes.of(value)) is not None:
         sizes = list(known)
-    return name if sizes is None else f"{name}[{', '.join(map(str, sizes))}]"
+    return name if sizes is None else typed_text(name, sizes)
 
 
 def attributes_text(node: ir.Node) -> str:

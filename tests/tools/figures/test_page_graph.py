@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import modelexport
 from browser import MISSING, Browser, browser
 from exports import Exporter
 from modelexport.tools.figures.report_page import write_report_page
@@ -139,6 +140,28 @@ def test_branches_are_boxes_that_open(exported: Exporter, window: Browser, tmp_p
     open_box(window, "then branch")
     assert window.texts("#level button")[-2:] == ["If", "then branch"]
     assert window.count("#graph-0 .box") > 0
+
+
+def test_two_files_have_equal_boxes_at_equal_places_and_marks(
+    exported: Exporter, window: Browser, tmp_path: Path
+) -> None:
+    modelexport.quantize(exported("bert").path, tmp_path / "int4.onnx", to="int4", only=["encoder.layer.0.output"])
+    write_report_page(exported("bert").path, tmp_path / "page.html", against=tmp_path / "int4.onnx")
+    window.complaints()
+    window.open((tmp_path / "page.html").as_uri() + "#encoder.layer.0.output.dense")
+    boxes = (
+        "return Object.fromEntries([...document.querySelectorAll(`#graph-${arguments[0]} .box`)]"
+        ".map(e => [e.querySelector('text').textContent, [e.getAttribute('transform'), e.getAttribute('class')]]))"
+    )
+    first, second = window.run(boxes, 0), window.run(boxes, 1)
+    assert first["Add"] == second["Add"]
+    assert "changed" in first["MatMul \u2192 MatMulNBits"][1]
+    assert window.texts("#differences th") == ["changed"]
+    window.click("#level button")
+    assert window.texts("#differences button") == ["encoder.layer.0.output.dense"]
+    window.click("#differences button")
+    assert window.texts("#node th")[0] == "MatMul"
+    assert window.complaints() == []
 
 
 def chain(path: Path, scopes: list[str]) -> Path:

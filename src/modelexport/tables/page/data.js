@@ -54,7 +54,7 @@ function read(part) {
   if (data.graph.values) {
     const drawn = nodes.filter(node => node.outputs);
     linked(data.graph, drawn);
-    readGraph(drawn.map(node => [node]));
+    readGraph(data.other ? readOther(nodes) : drawn.map(node => [node]));
   }
   for (const row of [...rows].reverse()) {
     for (const column of columns) {
@@ -89,6 +89,27 @@ function read(part) {
   focus = chosen = root;
   open = new Set([root]);
   for (const row of root.children) if (rows.length < 400) open.add(row);
+}
+// The nodes of the other file with those of the first, in the order of both. Calls that only it has are rows of the
+// graph, not of the tree.
+function readOther(first) {
+  const other = data.other, calls = [...rows], nodes = [];
+  for (const [parent, tail, segment, name] of other.calls) {
+    const above = calls[parent], address = tail.startsWith(".") ? above.path + tail : tail;
+    calls.push({ parent, above, index: calls.length, segment, class: name, address, path: address.replace(/@\d+$/, ""), own: {}, total: {}, children: [],
+      nodes: [], count: 0, depth: above.depth + 1, tag: `${above.tag}/${segment}`, foreign: true });
+  }
+  for (const [name, operator, owners, figures, inputs, outputs, attributes, outer, branch] of other.nodes) {
+    nodes.push({ name, operator: data.operators[operator], figures, row: calls[owners[0] ?? 0], side: 1, ran: [], inputs, outputs,
+      attributes: other.attributes[attributes], outer: nodes[outer], branch });
+  }
+  linked(other, nodes);
+  first.forEach((node, index) => { node.order = index; });
+  const items = other.pairs.map(([one, two, mark, why]) => Object.assign([first[one], nodes[two]], { mark, why }));
+  for (const [one, two] of items) if (one && two) two.order = one.order;
+  let order = -1;
+  nodes.forEach((node, index) => { order = node.order ??= order + (index + 1) / (nodes.length + 1) / nodes.length; });
+  return items.sort((a, b) => (a[0] || a[1]).order - (b[0] || b[1]).order);
 }
 function scale(name) { return columns.find(c => c.name === name)?.scale || 1; }
 

@@ -17,7 +17,7 @@ function drawGraph() {
   const svgs = sidesShown().map(side => {
     const svg = byId(`graph-${side}`);
     drawSide(svg, level, level.plan, side);
-    svg.hidden = false;
+    svg.removeAttribute("hidden");
     return svg;
   });
   byId("graphs").classList.toggle("two", svgs.length > 1);
@@ -35,6 +35,37 @@ function drawGraph() {
   }
   setFocused(focused);
   place();
+  byId("differences").replaceChildren(...differences());
+}
+// What differs inside the level, each group of nodes that replace one another in one line.
+const DIFFERENCES = 100;
+function differences() {
+  if (!data.other) return [];
+  const groups = new Map();
+  const collect = one => {
+    if (one.item && one.mark) {
+      const [first, second] = one.item, key = `${one.mark} ${one.item.why} ${name(one.row)}`;
+      if (!groups.has(key)) groups.set(key, { item: one.item, row: one.row, mark: one.mark, why: one.item.why, names: new Set() });
+      groups.get(key).names.add((first || second).name);
+    }
+    one.children.forEach(collect);
+  };
+  collect(level.parent);
+  const listed = [...groups.values()], table = make("table");
+  for (const { item, row, mark, why, names } of listed.slice(0, DIFFERENCES)) {
+    const line = make("tr"), where = make("td"), button = make("button", { type: "button" });
+    button.append(...breakable(name(row)));
+    button.addEventListener("click", () => chooseItem(item));
+    where.append(button);
+    const first = [...names].slice(0, 3).join(", ") + (names.size > 3 ? ` and ${names.size - 3} more` : "");
+    const head = make("th");
+    head.append(make("span", { class: `mark ${mark}` }), mark);
+    line.append(head, where, make("td", {}, why || item.find(Boolean).operator), make("td", {}, first));
+    table.append(line);
+  }
+  const more = listed.length > DIFFERENCES ? `; the first ${DIFFERENCES}` : "";
+  const count = listed.length ? `${listed.length} difference${listed.length === 1 ? "" : "s"} inside${more}` : "no differences inside";
+  return [make("h2", {}, count), table];
 }
 function levelsAround(one) {
   const chain = [];
@@ -50,9 +81,10 @@ function levelName(one) {
 // Opening a box of a call is choosing the call; another box is in the call that is chosen.
 function enter(one) {
   chosenItem = one.item || null;
-  if (one.kind === "call" && graph.boxOfRow.get(one.row) === one) choose(one.row);
+  if (one.kind === "call" && graph.boxOfRow.get(one.row) === one && !one.row.foreign) choose(one.row);
   else {
-    if (chosen !== one.row) choose(one.row, false);
+    const row = ancestors(one.row).findLast(above => !above.foreign);
+    if (chosen !== row) choose(row, false);
     openBox(one);
     showItem();
   }
@@ -69,7 +101,7 @@ function chooseItem(item) {
   chosenItem = item;
   const leaf = item.find(Boolean).box;
   if (!level.boxes.some(piece => piece.box === leaf)) {
-    choose(leaf.row, false);
+    choose(ancestors(leaf.row).findLast(above => !above.foreign), false);
     openBox(holding(leaf));
   } else drawGraph();
   showItem();

@@ -44,7 +44,7 @@ function box(kind, parent, more) {
 }
 function ancestors(row) {
   const chain = [];
-  for (let above = row; above; above = above.parent === null ? null : rows[above.parent]) chain.unshift(above);
+  for (let above = row; above; above = above.above || (above.parent === null ? null : rows[above.parent])) chain.unshift(above);
   return chain;
 }
 function called(place, row) {
@@ -126,21 +126,24 @@ function levelOf(parent) {
       if (leaf.mark) piece.marks.set(leaf.mark, (piece.marks.get(leaf.mark) || 0) + 1 / leaf.item.filter(Boolean).length);
     });
   }
-  const add = (map, key, made, side, value) => {
-    if (!map.has(key)) map.set(key, { ...made, values: [new Set(), new Set()], to: new Set() });
-    map.get(key).values[side].add(value);
-    return map.get(key);
+  const add = (map, key, made, side, value, at) => {
+    if (!map.has(key)) map.set(key, { ...made, values: [new Set(), new Set()], to: new Map() });
+    const one = map.get(key);
+    one.values[side].add(value);
+    if (at === undefined) return;
+    if (!one.to.has(at)) one.to.set(at, [new Set(), new Set()]);
+    one.to.get(at)[side].add(value);
   };
   for (const node of found) {
     for (const value of node.inputs) {
       const from = value.producer;
       if (value.kind & WEIGHT) boxes[node.at].weights[node.side].add(value);
-      else if (!from || from.stamp !== current) add(enters, keyOf(value), {}, node.side, value).to.add(node.at);
+      else if (!from || from.stamp !== current) add(enters, keyOf(value), {}, node.side, value, node.at);
       else if (from.at !== node.at) add(lines, `${from.at} ${node.at}`, { from: from.at, at: node.at }, node.side, value);
     }
     for (const value of node.outputs) {
       if (value.kind & RESULT || value.users.some(user => user.stamp !== current)) {
-        add(leaves, keyOf(value), {}, node.side, value).to.add(node.at);
+        add(leaves, keyOf(value), {}, node.side, value, node.at);
       }
     }
   }
@@ -158,9 +161,11 @@ function joined(ends) {
   if (ends.size <= MOST_ENDS) return [...ends.values()];
   const groups = new Map();
   for (const end of ends.values()) {
-    const key = [...end.to].sort((a, b) => a - b).join();
-    if (!groups.has(key)) groups.set(key, end);
-    else end.values.forEach((values, side) => values.forEach(value => groups.get(key).values[side].add(value)));
+    const key = [...end.to.keys()].sort((a, b) => a - b).join();
+    if (!groups.has(key)) { groups.set(key, end); continue; }
+    const into = groups.get(key), merge = (from, to) => from.forEach((values, side) => values.forEach(value => to[side].add(value)));
+    merge(end.values, into.values);
+    for (const [at, values] of end.to) merge(values, into.to.get(at));
   }
   return [...groups.values()];
 }

@@ -1,9 +1,7 @@
 // Drawing a level: where its boxes are is computed by dagre, once for both files, so that equal boxes have equal places.
 const ROW_HEIGHT = 38, END_HEIGHT = 20, LETTER = 6.7;
-const MARKS = { added: "added", removed: "removed", changed: "changed", fused: "fused" };
 
-const allOf = sets => [...sets[0], ...sets[1]];
-const valueText = values => values.length ? shortType(values[0].type) + (values.length > 1 ? ` +${values.length - 1}` : "") : "";
+const valueText = values => values.length ? shortType(values[0].type).replace("?", "") + (values.length > 1 ? ` +${values.length - 1}` : "") : "";
 // float32[2, 16] as f32 2×16
 const shortType = type => type.replace(/^([a-z])[a-z]*(\d+)/, (whole, letter, width) => /^(float|int|uint)\d/.test(whole) ? letter + width : whole)
   .replace(/\[(.*)\]$/, (whole, sizes) => ` ${sizes.replaceAll(", ", "\u00d7")}`);
@@ -12,9 +10,9 @@ function laidOut(level) {
   const plan = new dagre.graphlib.Graph({ multigraph: true });
   plan.setGraph({ rankdir: "TB", ranker: "tight-tree", nodesep: 22, ranksep: 30, edgesep: 12, marginx: 12, marginy: 12 });
   plan.setDefaultEdgeLabel(() => ({}));
-  const connect = (from, to, line) => {
-    const label = Math.max(...line.values.map(values => valueText([...values]).length)) * 5.2 + 8;
-    plan.setEdge(from, to, { width: label, height: 12, labelpos: "c", line });
+  const connect = (from, to, values) => {
+    const label = Math.max(...values.map(some => valueText([...some]).length)) * 5.2 + 8;
+    plan.setEdge(from, to, { width: label, height: 12, labelpos: "c", values });
   };
   for (const piece of level.boxes) {
     piece.lines = wordsOf(piece);
@@ -27,12 +25,12 @@ function laidOut(level) {
       end.words = endWords(end);
       const width = Math.max(...end.words.map(words => words.length)) * 6 + 16;
       plan.setNode(`${kind} ${index}`, { width, height: END_HEIGHT, end, kind });
-      for (const at of end.to) {
-        connect(...(kind === "enter" ? [`enter ${index}`, `box ${at}`] : [`box ${at}`, `leave ${index}`]), end);
+      for (const [at, values] of end.to) {
+        connect(...(kind === "enter" ? [`enter ${index}`, `box ${at}`] : [`box ${at}`, `leave ${index}`]), values);
       }
     });
   }
-  for (const line of level.lines) connect(`box ${line.from}`, `box ${line.at}`, line);
+  for (const line of level.lines) connect(`box ${line.from}`, `box ${line.at}`, line.values);
   dagre.layout(plan);
   return plan;
 }
@@ -89,7 +87,7 @@ function drawSide(svg, level, plan, side) {
   const bit = 1 << side, group = make("g", { class: "moved" });
   const most = Math.max(1e-30, ...level.boxes.map(piece => Math.abs(number(figureOf(piece.box)))));
   for (const key of plan.edges()) {
-    const edge = plan.edge(key), values = [...edge.line.values[side]];
+    const edge = plan.edge(key), values = [...edge.values[side]];
     if (values.length) group.append(lineElement(edge, values));
   }
   for (const name of plan.nodes()) {

@@ -7,14 +7,11 @@ is ``verify --against``.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
@@ -24,6 +21,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.parameter_plan import ParameterPlan
+from modelexport.graph.attribute_texts import format_attributes, typed_text
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plans, state_dict_of
@@ -41,8 +39,6 @@ from modelexport.tools.compare.comparison_report import (
 
 T = TypeVar("T")
 U = TypeVar("U")
-TENSOR_LIMIT = 2**16
-"""The size up to which a tensor in an attribute is compared by its elements; above, only by type and shape."""
 
 
 def compare(
@@ -133,7 +129,7 @@ class _Side:
             entries = state_dict_of(tagged.model)
             paths, modules = {traced.call.path for traced in tagged.calls}, {call.path for call in chosen or ()}
             self.entries = {
-                key: _typed(entry.dtype, entry.shape)
+                key: typed_text(entry.dtype, entry.shape)
                 for key, entry in entries.items()
                 if chosen is None or _module_of(key, paths) in modules
             }
@@ -147,7 +143,7 @@ class _Side:
                 continue
             facts, operator = self.calls[owner.call], _operator(node)
             facts.operators[operator] += 1
-            facts.attributes[operator][_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
+            facts.attributes[operator][format_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
             facts.source_module = tagged.call_tags.source_tag(owner.call)
             for value in node.inputs:
                 if value in self.held:
@@ -269,43 +265,6 @@ def _operator(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _attributes(node: ir.Node, version: int) -> str:
-    """The attributes of a node as text, without those that have the default value: only some exporters write them."""
-    defaults = _defaults(node.domain, node.op_type, version)
-    texts = {name: _attribute(attribute) for name, attribute in sorted(node.attributes.items())}
-    return "; ".join(f"{name}={text}" for name, text in texts.items() if text != defaults.get(name))
-
-
-@functools.cache
-def _defaults(domain: str, op_type: str, version: int) -> Mapping[str, str]:
-    try:
-        schema_of_operator = onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:  # an operator that only a runtime defines
-        return {}
-    return {
-        name: _attribute(ir.serde.deserialize_attribute(attribute.default_value))
-        for name, attribute in schema_of_operator.attributes.items()
-        if attribute.default_value.type != onnx.AttributeProto.UNDEFINED
-    }
-
-
-def _attribute(attribute: ir.Attr) -> str:
-    """An attribute as text: equal for equal attributes. The nodes in graphs are counted separately."""
-    match attribute.type:
-        case ir.AttributeType.GRAPH | ir.AttributeType.GRAPHS:
-            return attribute.type.name
-        case ir.AttributeType.TENSOR:
-            return _tensor(attribute.as_tensor())
-        case ir.AttributeType.TENSORS:
-            return ", ".join(map(_tensor, attribute.as_tensors()))
-    return f"{attribute.type.name} {attribute.value!r}"
-
-
-def _tensor(tensor: ir.TensorProtocol) -> str:
-    typed = _typed(dtype_name(tensor.dtype), tensor.shape)
-    return typed if tensor.nbytes > TENSOR_LIMIT else f"{typed} {hashlib.sha256(tensor.tobytes()).hexdigest()}"
-
-
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
     steps = ", ".join("another tool" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps)
     return _held_type(value) + (f" by {steps}" if steps else "")
@@ -314,8 +273,4 @@ def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
 def _held_type(value: ir.Value) -> str:
     tensor = value.const_value
     assert tensor is not None  # otherwise it would not be an initializer
-    return _typed(dtype_name(tensor.dtype), tensor.shape)
-
-
-def _typed(dtype: str, shape: Iterable[object]) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
+    return typed_text(dtype_name(tensor.dtype), tensor.shape)

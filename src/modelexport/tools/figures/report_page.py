@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from modelexport.runtime.devices import CPU
 from modelexport.tables import columns
 from modelexport.tables.columns import AGAINST, RATIO
 from modelexport.tables.costs import cost
+from modelexport.tables.graph_pairs import NodePair, count_marks, pair_nodes
 from modelexport.tables.html_page import Page, Section, write_page
 from modelexport.tables.table import Table
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
@@ -112,13 +113,18 @@ def _page(
     verified: VerifyReport | None,
 ) -> Page:
     sections: list[Section] = []
+    other_file, other_cost, pairs = None, None, list[NodePair]()
     other = against.name if against is not None else ""
     if against is not None:
         from modelexport.tools.compare.against_file import verify_against
 
         losses = verify_against(tagged.path, against)
-        table = with_errors(cost_against(table, cost(against)), losses)
+        other_cost = cost(against)
+        table = with_errors(cost_against(table, other_cost), losses)
         sections.append(_losses(against, losses))
+        other_file = read_tagged(against)
+        pairs = pair_nodes(tagged, other_file)
+        sections.append(_differences(pairs))
     else:
         if verified is None and reference_path(tagged.path).exists() and tagged.hierarchy is not None:
             verified = verify_reference(tagged.path)
@@ -126,7 +132,18 @@ def _page(
             table = with_errors(table, verified)
         sections.append(_verification(verified, tagged))
     sections.append(_facts(tagged))
-    page = Page(table, columns.FLOPS.name, sections, part, other, _sources(tagged), tagged)
+    page = Page(
+        table,
+        columns.FLOPS.name,
+        sections,
+        part,
+        other,
+        _sources(tagged),
+        file=tagged,
+        other_file=other_file,
+        other_shapes=other_cost.shapes if other_cost is not None else None,
+        pairs=pairs,
+    )
     if measured is None:
         return page
     noise = [note for facts in (measured.facts, measured.against) if facts is not None for note in noise_note(facts)]
@@ -163,6 +180,11 @@ def _facts(tagged: TaggedFile) -> Section:
         ("outputs", ", ".join(map(str, map(graph_value, model.graph.outputs)))),
     ]
     return "File", [fact for fact in facts if fact[1]]
+
+
+def _differences(pairs: Sequence[NodePair]) -> Section:
+    counted = [(mark, plural(count, "node")) for mark, count in count_marks(pairs).items()]
+    return "Differences of the graphs", counted or [("none", "every node is the same in both files")]
 
 
 def _losses(against: Path, report: AgainstReport) -> Section:
