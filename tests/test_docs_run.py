@@ -127,6 +127,7 @@ PAGES = [
     ),
     Page("compare", fails=["compare bert-tiny.onnx opset18.onnx --fail-on"]),
     Page("encodings"),
+    Page("more-than-forward", without=["export clip.py", "export net.py"]),
     Page("export", [model_of_sequences], bert_tiny),
     Page("retag"),
     Page("verify", [faulty], bert_tiny, fails=["verify faulty.onnx"], without=["report = "]),

@@ -6,6 +6,7 @@ from modelexport.exporting.export_result import ExportResult as ExportResult
 from modelexport.exporting.pipeline import export as export
 from modelexport.lineage.adoption import adopt as adopt
 from modelexport.lineage.retagging import retag as retag
+from modelexport.packages.entry_points import Part as Part
 from modelexport.packages.package_export import PackageResult as PackageResult
 from modelexport.packages.package_export import export_package as export_package
 from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelexport.core.declared_options import option
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
+from modelexport.terminal.shared_options import parsed_pairs
 
 if TYPE_CHECKING:
     from modelexport.exporting.requested_names import RequestedNames
@@ -16,6 +18,35 @@ if TYPE_CHECKING:
 _AXIS = re.compile(r"([^,]+):(-?\d+)=([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:-?\d+=[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedParts:
+    """Parts of a FOLDER/ that you name"""
+
+    part: Sequence[str] = option(
+        (),
+        "A part, and what it runs: a method of MODEL, or of a module in it (encoder.step), or a module (decoder).",
+        metavar="NAME=METHOD",
+    )
+    state: Sequence[str] = option(
+        (), "A named part that takes some of its outputs again in the next run (a cache).", metavar="NAME"
+    )
+
+    def parts(self) -> dict[str, Any]:
+        """Name of a part to what it runs.
+
+        Raises:
+            UsageError: A name is given twice, or a state is of a part that is not named.
+        """
+        from modelexport.packages.entry_points import Part
+
+        named = parsed_pairs("--part", self.part)
+        if len(named) < len(self.part):
+            raise UsageError("two parts have one name: give each --part another")
+        if missing := [name for name in self.state if name not in named]:
+            raise UsageError(f"--state {missing[0]}: no --part has this name{suggest(missing[0], named)}")
+        return {name: Part(method=method, state=name in self.state) for name, method in named.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +61,7 @@ class NameOptions:
     input_names: str | None = option(None, "New names of all inputs, or old=new, ...", metavar="NAMES")
     output_names: str | None = option(None, "New names of all outputs, or old=new, ...", metavar="NAMES")
     outputs: str | None = option(None, "Keep only these outputs; * matches any.", metavar="NAMES")
+    named: NamedParts = NamedParts()
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:

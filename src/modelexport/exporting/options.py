@@ -196,10 +196,11 @@ class CheckOptions:
 class PackageOptions:
     """The parts of a FOLDER/."""
 
-    parts: str | None = option(
+    parts: "str | Mapping[str, Any] | None" = option(
         None,
         "One graph (whole), those that generate runs, or those of a pipeline; auto (default): by MODEL.",
         metavar="auto|whole|generate|pipeline",
+        type=str | None,
     )
     static_cache: int | None = option(
         None,
@@ -241,7 +242,7 @@ class Keywords(TypedDict, total=False):
     reference: bool | Sequence[str]
     sizes: bool
     checked: Mapping[str, Any] | Sequence[Any] | None
-    parts: str | None
+    parts: "str | Mapping[str, Any] | None"
     static_cache: int | None
     separate_prefill: bool
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ UNFINISHED: Final = "unfinished"
 """The kind of the manifest that is there while the files of a package are moved; readers refuse it."""
 
 
-class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
+class PartEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One graph of a package."""
 
     name: str
@@ -25,6 +25,14 @@ class PartEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the module that the part runs; empty for the whole model."""
     inputs: list[str]
     outputs: list[str]
+    method: str = ""
+    """What a part that a person named runs: a method of the model, or of a module in it. Empty for a function."""
+    returns: list[str] = []
+    """The names that were given to what it returns."""
+    constants: dict[str, Any] = {}
+    """Arguments without tensors: numbers, texts, and lists of them."""
+    state: dict[str, str] = {}
+    """Outputs, and the inputs of this part that take them in the next run."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,8 @@ class ModelPart:
     """An input and an axis to what its size is, for all that stay open; by default by the usual names of inputs."""
     rows: Rows = "padded"
     """Which prompts a batch may have."""
+    taken: frozenset[str] = frozenset()
+    """The inputs that earlier parts return."""
     optional: bool = False
     """Whether the package is of use without this part, so that a failure to export it is a note."""
 

@@ -92,9 +92,9 @@ def export_package(
         model: Any ``nn.Module``, or a pipeline of diffusers. A model of transformers that can ``generate`` gives what
             generation runs, a pipeline what its run calls.
         folder: Made if need be; the files of a package that is there are replaced, or removed.
-        inputs: Example inputs for a model that is exported whole, arguments for the example run of a pipeline of
-            diffusers, or the size of images for one that generates and takes it (``image_grid_thw``). Other parts make
-            their own.
+        inputs: Example inputs for a model that is exported whole, or by part where ``parts`` names them; arguments for
+            the example run of a pipeline of diffusers; or the size of images for a model that generates and takes it
+            (``image_grid_thw``). Other parts make their own.
         name: The model's name in the documents; by default its class.
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
         options: All of the options below in one value; those that are given as keywords as well replace its own.
@@ -115,7 +115,7 @@ def export_package(
     check_package_folder(folder, [] if model_folder is None else [model_folder])
     with stages("parts"):
         user_inputs = inputs if isinstance(inputs, Mapping) else None
-        kind = kind_of(model, options.package.parts or AUTO)
+        kind = kind_of(model, AUTO if options.package.parts is None else options.package.parts)
         kind.check_options(options.package)
         forms = iter(kind.forms(model, options.package, inputs, options.weights.to_check, model_folder))
         best = next(forms)

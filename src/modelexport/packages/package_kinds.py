@@ -51,6 +51,8 @@ class PackageKind:
     takes: Takes = "inputs"
     only_kind = False
     """Whether a model that it accepts cannot be exported whole."""
+    only_named = False
+    """Whether it takes part only where it is asked for by name."""
     needs = "a model"
     """What it accepts, for the message that refuses another model."""
     does, example = "", ""
@@ -84,6 +86,14 @@ class PackageKind:
     def accepts(self, model: nn.Module) -> bool:
         """Whether a model becomes a package of this kind."""
         return True
+
+    def with_parts(self, parts: Mapping[str, Any]) -> PackageKind:
+        """This kind for parts that a person named.
+
+        Raises:
+            UsageError: It finds its parts by itself.
+        """
+        raise UsageError(f"a package of kind {self.name} finds its parts by itself: leave out --part")
 
     def check_options(self, asked: PackageOptions) -> None:
         """Refuse options that are for other kinds.
@@ -207,21 +217,23 @@ def as_module(model: Any) -> Any:
     return next((module for module in made if module is not None), model)
 
 
-def kind_of(model: nn.Module, name: str = AUTO) -> PackageKind:
+def kind_of(model: nn.Module, name: str | Mapping[str, Any] = AUTO) -> PackageKind:
     """The kind of the package that a model becomes.
 
     Args:
-        name: The kind that is asked for, or ``auto`` for the first that accepts the model.
+        name: The kind that is asked for, or ``auto`` for the first that accepts the model; or named parts.
 
     Raises:
         InputsError: No kind has this name, or none of them accepts the model.
     """
     kinds, what = package_kinds(), type(model).__name__
+    if not isinstance(name, str):
+        return next(kind for kind in kinds if kind.only_named).with_parts(name)
     accepting = [kind for kind in kinds if kind.accepts(model)]
-    if name == WHOLE and accepting[0].only_kind:
+    if name == WHOLE and any(kind.only_kind for kind in accepting):
         raise InputsError(f"{what} is not one model: leave out --parts {WHOLE}")
     for kind in accepting:
-        if name in (AUTO, kind.name):
+        if name == kind.name or (name == AUTO and not kind.only_named):
             return kind
     needs = [kind.needs for kind in kinds if kind.name == name]
     if not needs:

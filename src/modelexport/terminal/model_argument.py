@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -103,9 +103,14 @@ class ModelChoice:
         )
 
 
-def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], Any]) -> tuple[Any, Any]:
+def load_for_package(
+    choice: ModelChoice, parts: str | Mapping[str, Any], stages: Callable[[str], Any]
+) -> tuple[Any, Any]:
     """The model, without its weights if they can stay in their files, and what it takes for an example run."""
     how = choice.loading
+    if not isinstance(parts, str):  # named by a person: each part has inputs of its own
+        loaded, _ = choice.load(stages, make_inputs=False)
+        return loaded, read_arguments(choice.inputs)
     with stages("load"):
         from modelexport.packages.package_kinds import load_for_parts
 
@@ -128,9 +133,10 @@ def load_to_verify(choice: ModelChoice, kind: str, stages: Callable[[str], Any])
     """The model that a package of a kind is compared with, and what it takes: sizes of images, or inputs."""
     from modelexport.packages.package_kinds import package_kinds
 
-    if any(each.name == kind and each.verified_in_memory for each in package_kinds()):
+    kinds = [each for each in package_kinds() if each.name == kind]
+    if any(each.verified_in_memory for each in kinds):
         loaded, _ = choice.load(stages, make_inputs=False)
-        return loaded, read_sizes(choice, loaded)
+        return loaded, read_sizes(choice, loaded) if kinds[0].takes == "sizes" else read_arguments(choice.inputs)
     return load_for_package(choice, kind, stages)
 
 

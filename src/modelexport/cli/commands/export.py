@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modelexport.cli.name_and_axis_options import NameOptions, read_interface
+from modelexport.cli.name_and_axis_options import NamedParts, NameOptions, read_interface
 from modelexport.core.declared_options import option
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
@@ -41,8 +41,14 @@ def export(
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     choice = ModelChoice(model, inputs, loading)
+    if (named := names.named) != NamedParts():
+        if options.package.parts is not None:
+            raise UsageError("--parts finds parts, and --part names them: give one of the two")
+        if Path(output).suffix == ".onnx":
+            raise UsageError(f"{output} is a file, and parts are a folder: give {Path(output).with_suffix('')}/")
+        options = replace(options, package=replace(options.package, parts=named.parts()))
     if options.package.parts is not None or output.endswith("/") or Path(output).is_dir():
-        if names != NameOptions():
+        if replace(names, named=NamedParts()) != NameOptions():
             raise UsageError(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"

@@ -1,0 +1,225 @@
+"""The kind of packages whose parts a person names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from modelexport.capture.exported_graph import Exported
+from modelexport.errors import UsageError
+from modelexport.exporting.export_result import ExportResult
+from modelexport.exporting.options import PackageOptions
+from modelexport.exporting.requested_names import RequestedNames
+from modelexport.format.package_manifest import Manifest, PartEntry
+from modelexport.packages.entry_points import Part, PartLike, as_part, method_name, named_parts
+from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.package_kinds import PackageKind, verify_parts
+from modelexport.packages.part_names import plain_names
+from modelexport.packages.part_runs import compare_chain, compare_steps, first_fault, state_of
+from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.tagged.package import Package
+from modelexport.tools.entry_points.entry_point_report import EntryPointReport, format_entry_points
+from modelexport.weights.bytes_of_entries import Weights
+
+INPUTS = "inputs.safetensors"
+"""The file of a package with the example inputs of its parts, with which ``verify`` runs them."""
+_IN = "/"
+
+
+class EntryPointKind(PackageKind):
+    """Named methods of a model, or of modules in it, and functions of the model.
+
+    Args:
+        parts: Names to what the parts run; none for the kind before a person named any.
+    """
+
+    name = "parts"
+    takes = "arguments"
+    only_named = True
+    needs = "a model whose parts are named with --part"
+    does, example = "compute", "its parts in turn"
+    verified_in_memory = True
+    verified_with = ("progress",)
+
+    def __init__(self, parts: Mapping[str, PartLike] | None = None) -> None:
+        self.parts = {name: as_part(part) for name, part in (parts or {}).items()}
+
+    def with_parts(self, parts: Mapping[str, PartLike]) -> PackageKind:
+        return EntryPointKind(parts)
+
+    def forms(
+        self,
+        model: nn.Module,
+        asked: PackageOptions,
+        inputs: Mapping[str, Any] | Sequence[Any] | None,
+        weights: Weights | None,
+        directory: Path | None,
+    ) -> Iterable[list[ModelPart]]:
+        if not self.parts:
+            raise UsageError("no part is named: give --part NAME=METHOD, or parts={NAME: METHOD}")
+        return [[*named_parts(model, self.with_inputs(inputs).parts, directory)]]
+
+    def with_inputs(self, inputs: Any) -> EntryPointKind:
+        """This kind with example inputs that a caller gave by part: tensors, descriptions of them, or whole parts."""
+        given: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
+        if unknown := [name for name in given if name not in self.parts]:
+            raise UsageError(f"there is no part {unknown[0]}: inputs are given by part ({', '.join(self.parts)})")
+        parts = {
+            name: each if isinstance(each := given[name], Part) else _described(part, each)
+            for name, part in self.parts.items()
+            if name in given
+        }
+        return EntryPointKind(self.parts | parts)
+
+    def name_values(self, exported: Exported) -> Exported:
+        inputs, outputs = plain_names(exported)
+        return RequestedNames(inputs=inputs, outputs=outputs)(exported)
+
+    def completed(
+        self, manifest: Manifest, model: nn.Module, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]
+    ) -> Manifest:
+        entries, made = [], {part.name: part for part in parts}
+        for entry in manifest.parts:
+            part, document = self.parts[entry.name], results[entry.name].hierarchy
+            others = [other for other in manifest.parts if other.name != entry.name]
+            elsewhere = {name for other in others for name in (*other.inputs, *other.outputs)}
+            pairs = state_of(document.inputs, document.outputs, part.state, elsewhere)
+            _check_state(entry, part, pairs)
+            entries.append(
+                msgspec.structs.replace(
+                    entry,
+                    method=method_name(part),
+                    returns=list(part.outputs or ()),
+                    constants=_constants(made[entry.name].inputs),
+                    state=pairs,
+                )
+            )
+        return msgspec.structs.replace(manifest, parts=entries)
+
+    def write_layouts(
+        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+    ) -> list[str]:
+        tensors = {
+            f"{part.name}{_IN}{name}": tensor.clone(memory_format=torch.contiguous_format)
+            for part in parts
+            for name, tensor in tensors_in(part.inputs)
+            if name not in part.taken
+        }
+        save_file(tensors, folder / INPUTS)
+        return super().write_layouts(model, directory, folder, manifest, parts)
+
+    def find_fault(
+        self,
+        model: nn.Module,
+        manifest: Manifest,
+        folder: Path,
+        directory: Path | None,
+        user_inputs: Mapping[str, Any] | None,
+        notes: list[str],
+    ) -> str:
+        parts = [*named_parts(model, self.with_inputs(user_inputs).parts, directory)]
+        files = {entry.name: folder / entry.file for entry in manifest.parts}
+        notes += [f"{entry.name} takes again: {_pairs_text(entry)}" for entry in manifest.parts if entry.state]
+        return first_fault(compare_chain(parts, files)) or next(
+            filter(None, (first_fault(runs) for runs in _steps(parts, manifest, files))), ""
+        )
+
+    def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> EntryPointReport:
+        inputs = _stored_inputs(package) | dict(inputs or {})
+        entries = {entry.name: entry for entry in package.manifest.parts}
+        for entry in entries.values():
+            if not entry.method and not isinstance(inputs.get(entry.name), Part):
+                raise UsageError(
+                    f"{entry.name} was exported from a function: give it again, "
+                    f"verify(model, {{{entry.name!r}: Part(method=...)}}, {str(package.folder)!r})"
+                )
+        known = EntryPointKind(
+            {name: Part(method=e.method, outputs=e.returns or None, state=e.state) for name, e in entries.items()}
+        )
+        parts = [*named_parts(model, known.with_inputs(inputs).parts)]
+        reports = verify_parts(parts, package, **how).parts
+        runs = [*compare_chain(parts, package.files)]
+        runs += [run for steps in _steps(parts, package.manifest, package.files) for run in steps]
+        return EntryPointReport(parts=dict(reports), runs=runs)
+
+    def text_of_report(self, report: Any) -> str | None:
+        return format_entry_points(report) if isinstance(report, EntryPointReport) else None
+
+
+def _constants(inputs: Any) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is one of JSON."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str, type(None)))
+
+
+def _stored_inputs(package: Package) -> dict[str, dict[str, Any]]:
+    """The example inputs of each part, as they were exported; those that earlier parts return are not stored."""
+    inputs: dict[str, dict[str, Any]] = {entry.name: dict(entry.constants) for entry in package.manifest.parts}
+    if (package.folder / INPUTS).is_file():
+        for key, tensor in load_file(package.folder / INPUTS).items():
+            part, _, name = key.partition(_IN)
+            place = inputs.get(part, {})
+            *outer, last = name.split(".")
+            for word in outer:
+                place = place.setdefault(word, {})
+            place[last] = tensor
+    return {part: {name: _as_lists(value) for name, value in each.items()} for part, each in inputs.items()}
+
+
+def _as_lists(value: Any) -> Any:
+    """Nested dictionaries whose keys are 0, 1, ... as lists."""
+    if not isinstance(value, dict):
+        return value
+    inside = {key: _as_lists(each) for key, each in value.items()}
+    return list(inside.values()) if [*inside] == [str(index) for index in range(len(inside))] else inside
+
+
+def _described(part: Part, inputs: Any) -> Part:
+    """A part with inputs that a caller gave: tensors, or descriptions of them."""
+    described = {name: value for name, value in inputs.items() if _is_description(value)}
+    tensors = {name: value for name, value in inputs.items() if name not in described}
+    return Part(method=part.method, outputs=part.outputs, state=part.state, inputs=tensors, described=described)
+
+
+def _is_description(value: Any) -> bool:
+    return isinstance(value, Mapping) and ("shape" in value or "value" in value)
+
+
+def _check_state(entry: PartEntry, part: Part, pairs: Mapping[str, str]) -> None:
+    outputs = ", ".join(entry.outputs)
+    if part.state and not pairs:
+        raise UsageError(
+            f"{entry.name} returns nothing that it takes again (it returns {outputs}, and takes "
+            f"{', '.join(entry.inputs)}): leave out its state, or name the pairs, Part(state={{output: input}})"
+        )
+    for output, taken in pairs.items():
+        if output not in entry.outputs or taken not in entry.inputs:
+            wrong, what = (output, "return") if output not in entry.outputs else (taken, "take")
+            raise UsageError(
+                f"{entry.name} does not {what} {wrong}: it returns {outputs}, and takes {', '.join(entry.inputs)}"
+            )
+
+
+def _pairs_text(entry: PartEntry) -> str:
+    return ", ".join(f"{output} as {taken}" for output, taken in entry.state.items())
+
+
+def _steps(parts: Sequence[ModelPart], manifest: Manifest, files: Mapping[str, Path]) -> Iterable[Any]:
+    made = {part.name: part for part in parts}
+    for entry in manifest.parts:
+        if entry.state:
+            yield compare_steps(made[entry.name], entry.state, files[entry.name])
+
+
+KIND = EntryPointKind()
