@@ -18,14 +18,17 @@ Weights as uint8 with a zero point that is larger by 128 mean the same numbers: 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.text import first_few, percent_text
 from modelexport.files.map_types import model_of
 from modelexport.files.protobuf_writing import to_proto
+from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nodes_of
 from modelexport.graph.unique_names import free_name, names_in
@@ -97,6 +100,33 @@ def saturating_modules(nodes: Iterable[ir.Node]) -> dict[str, float]:
         for address in [str(call) for call in owner.calls] if owner is not None else ["the model"]:
             modules[address] = max(share, modules.get(address, 0.0))
     return modules
+
+
+def saturation_notes(nodes: Iterable[ir.Node], path: str | Path) -> list[str]:
+    """A line about the modules of a file whose products can saturate, if there are any."""
+    return format_saturation(saturating_modules(nodes), path)
+
+
+def format_saturation(modules: Mapping[str, float], path: str | Path) -> list[str]:
+    """What :func:`saturating_modules` found in a file, as a line; none if it found nothing."""
+    if not modules:
+        return []
+    those = "this module" if len(modules) == 1 else f"these {len(modules):,} modules"
+    share = percent_text(max(modules.values()))
+    return [
+        f"{path}: on x86-64 processors without VNNI the int8 products of {those} saturate (up to {share} of their "
+        f"pairs of weights): {first_few([name or '.' for name in modules], 3)}; "
+        f"`modelexport quantize {path} -o OUT.onnx --to uint8` avoids it"
+    ]
+
+
+def unsigned_copy(model: ir.Model) -> ir.Model | None:
+    """A copy of a model changed by :func:`make_unsigned`; ``None`` if nothing in it can saturate."""
+    if not saturating(nodes_of(model.graph)):
+        return None
+    copy = copy_of(model)
+    make_unsigned(copy)
+    return copy
 
 
 def make_unsigned(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> bool:

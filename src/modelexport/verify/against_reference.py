@@ -10,6 +10,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs
 from modelexport.graph.parameter_plans import parameter_plans
 from modelexport.runtime.devices import CPU
+from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
@@ -71,7 +72,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
             owners=compared.owners,
             claims=false_claims(tagged, None, compared.end_to_end, None),
             cause=run.cause,
-            notes=run.notes,
+            notes=[*run.notes, *saturation_notes(tagged.nodes, tagged.path)],
         )
 
 

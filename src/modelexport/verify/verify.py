@@ -33,6 +33,7 @@ from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.runtime.devices import CPU
+from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path, write_reference
@@ -143,7 +144,7 @@ def verify(
             perturbed=bool(changed),
             selected=bool(modules),
             cause=run.cause,
-            notes=[*sides.notes, *run.notes],
+            notes=[*sides.notes, *run.notes, *saturation_notes(tagged.nodes, tagged.path)],
         )
 
 

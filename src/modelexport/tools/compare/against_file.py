@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.text import plural
+from modelexport.core.text import percent_text, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.files.recipe_files import read_recipe
@@ -30,6 +30,7 @@ from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, may_be, required_inputs, values_taken
 from modelexport.runtime.devices import CPU
+from modelexport.runtime.saturating_products import saturation_notes, unsigned_copy
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
 from modelexport.runtime.varied_inputs import negated
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -104,12 +105,11 @@ def verify_against(
     runs, source = _inputs(first_file, sizes, provider, seed, data)
     if cut is None:
         fitting = [_fit(each, second_file) for each in runs]
-        expected = _ran(first_file, runs, provider)
+        expected = _ran(first_file, runs, provider, unsigned_copy(first_file.model) if provider == CPU else None)
     else:
         around = [_around(first_file, each, cut, second_file) for each in runs]
         fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
-    results = zip(expected, _ran(second_file, fitting, provider), strict=True)
-    compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in results]
+    compared, notes = _compared(first_file, second_file, fitting, expected, provider, allowed)
     by_output: dict[str, list[Loss]] = defaultdict(list)
     for loss in chain(*compared):  # a sequence may be longer in one run than in another
         by_output[loss.difference.name].append(loss)
@@ -137,6 +137,7 @@ def verify_against(
         provider=provider,
         bound=limit,
         judged=judged,
+        notes=notes,
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
     )
 
@@ -212,11 +213,36 @@ def _around(
     }
 
 
-def _ran(tagged: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
-    """The outputs of a file in each run, as ONNX Runtime computes them."""
+def _ran(
+    tagged: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str, model: ir.Model | None = None
+) -> list[dict[str, Any]]:
+    """The outputs of a file in each run, as ONNX Runtime computes them; of another model of it if that is given."""
     with runnable(tagged.path, tagged.encoding) as file:
-        session = open_session(file, provider=provider, optimized=True)
+        session = open_session(model or file, folder=tagged.path.parent, provider=provider, optimized=True)
         return [arrays_in(run_session(session, inputs)) for inputs in runs]
+
+
+def _compared(
+    first: TaggedFile,
+    second: TaggedFile,
+    runs: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]],
+    provider: str,
+    allowed: float,
+) -> tuple[list[list[Loss]], list[str]]:
+    """The losses of the outputs in each run, and what is to be said of them.
+
+    Where products of the second file may saturate, it runs with exact integers as well, and the worse loss counts.
+    """
+    ways, notes = [_ran(second, runs, provider)], saturation_notes(second.nodes, second.path)
+    if (unsigned := unsigned_copy(second.model)) is not None and provider == CPU:
+        ways.append(_ran(second, runs, provider, unsigned))
+    losses = [[_outputs(first, second, *run, allowed) for run in zip(expected, way, strict=True)] for way in ways]
+    if len(ways) > 1:
+        here, exact = (max(map(weight_of, chain(*way)), default=0) for way in losses)
+        notes.append(f"off by {percent_text(here)} on this processor, by {percent_text(exact)} with exact integers")
+    runs_of_ways = zip(*losses, strict=True)
+    return [[max(both, key=weight_of) for both in zip(*run, strict=True)] for run in runs_of_ways], notes
 
 
 def _outputs(

@@ -56,6 +56,8 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     first_beyond: str | None = None
     """The address of the first call to return values that are further off than ``bound``, end to end."""
 
+    notes: list[str] = []
+
     def __repr__(self) -> str:
         worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
         return f"<AgainstReport: {self.verdict}; {len(self.outputs)} outputs, {len(self.calls)} calls{worst}>"

@@ -26,6 +26,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plans, state_dict_of
 from modelexport.graph.properties import text_of
+from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.tools.compare.comparison_report import (
     CallChange,
@@ -161,7 +162,7 @@ class _Side:
             held, dtype = parameters if value in self.held else constants, dtype_name(tensor.dtype)
             before = held.get(dtype, Held(0, 0))
             held[dtype] = Held(before.initializers + 1, before.bytes + tensor.nbytes)
-        notes += weights_faults(model)
+        notes += [*weights_faults(model), *saturation_notes(tagged.nodes, tagged.path)]
         return FileFacts(
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),

@@ -49,7 +49,7 @@ def format_losses(report: AgainstReport) -> str:
         *([beyond] if report.first_beyond and report.verdict == "differ" else []),
         f"inputs: {report.inputs}",
     ]
-    return "\n".join([*table, f"{report.verdict}: {'; '.join(filter(None, facts))}"])
+    return "\n".join([*table, *report.notes, f"{report.verdict}: {'; '.join(filter(None, facts))}"])
 
 
 def _size_of_error(loss: Loss | None) -> str:

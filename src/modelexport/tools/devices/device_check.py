@@ -16,6 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes
+from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.devices.device_report import (
     DeviceReport,
@@ -233,6 +234,7 @@ class _DeviceCheck:
             yield f"{device.name} is a simulator here: its times tell nothing about the device"
         if self._result.nodes and device.provider != CPU and device.provider not in self._result.nodes:
             yield f"no node runs on {device.name}: the CPU ran the whole"
+        yield from saturation_notes(self._tagged.nodes, self._tagged.path)
 
 
 def is_owned(node: ir.Node, call: ModuleCall) -> bool:

@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
-from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.regions.cut_pieces import outputs_of
@@ -21,7 +20,7 @@ from modelexport.regions.graph_cutter import Cut, Cutter
 from modelexport.regions.inferred_types import infer_types
 from modelexport.runtime.part_process import largest
 from modelexport.runtime.part_runner import output_error
-from modelexport.runtime.saturating_products import make_unsigned
+from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import is_comparable
@@ -60,8 +59,7 @@ class Piece:
 
     def errors_on_cpu(self) -> float:
         """The largest error of ONNX Runtime on the CPU, of one that adds integers without saturation."""
-        model = copy_of(self.model)
-        make_unsigned(model)
+        model = unsigned_copy(self.model) or self.model
         results = run_session(open_session(model, folder=self.folder, optimized=True), self.inputs)
         return error_between(self.outputs, results)
 

@@ -13,6 +13,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.text import percent_text, plural
 from modelexport.files.atomic_writing import check_writable
 from modelexport.runtime.devices import CPU
+from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tables import columns
 from modelexport.tables.columns import AGAINST, RATIO
 from modelexport.tables.costs import cost
@@ -178,6 +179,7 @@ def _facts(tagged: TaggedFile) -> Section:
         ("nodes", f"{len(tagged.nodes):,}; their calls: {', '.join(f'{n:,} {name}' for name, n in kinds.items())}"),
         ("inputs", ", ".join(map(str, map(graph_value, model.graph.inputs)))),
         ("outputs", ", ".join(map(str, map(graph_value, model.graph.outputs)))),
+        ("saturates", "".join(saturation_notes(tagged.nodes, tagged.path.name))),
     ]
     return "File", [fact for fact in facts if fact[1]]
 
@@ -192,6 +194,7 @@ def _losses(against: Path, report: AgainstReport) -> Section:
 
     lines = [
         ("file", against.name),
+        *(("note", note) for note in report.notes),
         (f"first module that is off by more than {percent_text(report.bound)}", report.first_beyond or "none"),
     ]
     for loss in report.outputs:

@@ -23,10 +23,11 @@ from modelexport.format import documents
 from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import initializers, nodes_of
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.regions.cut_pieces import PieceInserter, cut_piece, same_tensors, weight_behind
+from modelexport.runtime.saturating_products import saturating_modules
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.quantize.changes_for_devices import apply_changes
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
@@ -53,6 +54,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     first."""
     quantized_before: int
     """The number of nodes that were quantized in the source; they are left alone."""
+
+    saturating: dict[str, float]
+    """The modules whose products saturate on processors without VNNI, to the share of their pairs of weights."""
 
     @property
     def changed(self) -> bool:
@@ -172,6 +176,7 @@ def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = No
         bytes_after=weights_size(model),
         left=_unquantized(tagged.model, model),
         quantized_before=sum(is_quantized(node) for node in tagged.model.graph),
+        saturating=saturating_modules(nodes_of(model.graph)),
     )
     return Quantized(model, outcome)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import align, bytes_text, first_few, plural, rest_of, shortened
+from modelexport.runtime.saturating_products import format_saturation
 from modelexport.tagged.tree_display import format_coverage
 from modelexport.terminal.printing import command_line
 
@@ -39,6 +40,7 @@ def format_quantized(
             lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
         lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]
         lines += rest_of(result.joined, 10)
+        lines += [f"  {line}" for line in format_saturation(result.saturating, result.path)]
         lines.append(f"  {format_coverage(result.coverage)}")
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir():
