@@ -21,6 +21,7 @@ import onnxruntime
 
 from modelexport.core.text import reason_of, suggest
 from modelexport.errors import UsageError
+from modelexport.runtime.saturating_products import saturates_here
 
 CPU = "CPUExecutionProvider"
 _END = "ExecutionProvider"
@@ -108,6 +109,8 @@ class FoundDevice(msgspec.Struct, frozen=True):
     options: list[str]
     """The options that matter; with ``=``, what a value is if none is given."""
     unavailable: str = ""
+    saturates: bool = False
+    """Whether it computes some products of uint8 with int8 weights wrong (:mod:`.saturating_products`)."""
 
 
 def short_name(provider: str) -> str:
@@ -126,7 +129,8 @@ def find_devices() -> list[FoundDevice]:
             device, reason = Device(name=name, provider=provider), str(error)
         listed = [*vendor.options, *(key for key in device.options if key not in vendor.options)]
         shown = [f"{key}={device.options[key]}" if key in device.options else key for key in listed]
-        devices.append(FoundDevice(name, provider, device.version, vendor.runs, shown, reason))
+        saturates = provider == CPU and saturates_here()
+        devices.append(FoundDevice(name, provider, device.version, vendor.runs, shown, reason, saturates))
     return devices
 
 

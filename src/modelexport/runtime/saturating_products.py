@@ -102,6 +102,24 @@ def saturating_modules(nodes: Iterable[ir.Node]) -> dict[str, float]:
     return modules
 
 
+def saturates_here() -> bool:
+    """Whether this processor's products saturate: it has no VNNI."""
+    import onnxruntime  # loading a file to look at its weights does not need it
+
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "product",
+        [value("x", onnx.TensorProto.UINT8, [1, 2])],
+        [value("y", onnx.TensorProto.INT32, [1, 1])],
+        [onnx.numpy_helper.from_array(np.full((2, 1), _OFFSET - 1, np.int8), "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (product,) = session.run(None, {"x": np.full((1, 2), _ACTIVATION, np.uint8)})
+    return bool(product[0, 0] != 2 * _ACTIVATION * (_OFFSET - 1))
+
+
 def saturation_notes(nodes: Iterable[ir.Node], path: str | Path) -> list[str]:
     """A line about the modules of a file whose products can saturate, if there are any."""
     return format_saturation(saturating_modules(nodes), path)

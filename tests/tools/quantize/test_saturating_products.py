@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,15 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import modelexport
+from commands import run
+from modelexport.errors import UsageError
 from modelexport.graph.nodes import nodes_of
-from modelexport.runtime.saturating_products import make_unsigned, saturating
+from modelexport.runtime.saturating_products import make_unsigned, saturates_here, saturating, saturating_modules
+from modelexport.tools.quantize.search_within_bound import search
 from modelexport.traces.file_run import FileRun
 
 ROWS, SIZE, COLUMNS = 3, 16, 8
@@ -142,12 +148,6 @@ def said(model: onnx.ModelProto) -> bool:
     return bool(saturating(nodes_of(ir.serde.deserialize_model(model).graph)))
 
 
-def saturates_here() -> bool:
-    """Whether this processor has no VNNI, by the plainest product."""
-    model = model_with(FORMS["MatMulInteger"], pair(127, 127))
-    return bool((computed(model).max() != 2 * 127 * 255).any())
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_products_that_saturate_are_found_from_the_weights(form: str) -> None:
     for weight in (pair(127, 127), pair(-128, -128), pair(100, 100, place=2)):
@@ -204,3 +204,82 @@ def test_a_convolution_by_channel_does_not_saturate() -> None:
         wrong = bool((found != round(9 * 127 * 255 / 4000) + 128).any())
         assert said(model) == (multiple == 2)
         assert wrong == (multiple == 2 and saturates_here())
+
+
+class Net(torch.nn.Module):
+    """Two linear layers with weights over their whole range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -0.2, 0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file, and what `quantize` made of it with int8 weights."""
+    folder = tmp_path_factory.mktemp("saturating")
+    torch.manual_seed(0)
+    modelexport.export(Net().eval(), (torch.randn(4, 64),), folder / "m.onnx", check=False)
+    modelexport.quantize(folder / "m.onnx", folder / "q.onnx", to="int8-dynamic:weights=int8")
+    np.savez(folder / "x.npz", x=np.random.default_rng(0).standard_normal((8, 4, 64)).astype(np.float32))
+    return folder
+
+
+def test_the_modules_that_saturate_are_named_with_what_avoids_it(folder: Path) -> None:
+    file = folder / "q.onnx"
+    share = f"{100 * max(saturating_modules(modelexport.load(file).nodes).values()):.3g}"
+    line = (
+        f"{file}: on x86-64 processors without VNNI the int8 products of these 2 modules saturate (up to {share} % of "
+        f"their pairs of weights): first, second; `modelexport quantize {file} -o OUT.onnx --to uint8` avoids it"
+    )
+    words = ["--to", "int8-dynamic:weights=int8", "-o", file]
+    for arguments in (
+        ["quantize", folder / "m.onnx", *words],
+        ["verify", folder / "m.onnx", "--against", file],
+        ["verify", file, "--device", "cpu", "--fresh"],
+        ["compare", folder / "m.onnx", file],
+    ):
+        assert line in [each.strip() for each in run(*arguments).stdout.splitlines()]
+
+
+def test_what_is_written_by_default_is_named_by_no_line(folder: Path, tmp_path: Path) -> None:
+    result = modelexport.quantize(folder / "m.onnx", tmp_path / "d.onnx", to="int8-dynamic")
+    assert not result.saturating
+    assert "VNNI" not in run("compare", folder / "m.onnx", tmp_path / "d.onnx").stdout
+
+
+def test_a_file_of_others_is_stored_as_uint8(folder: Path, tmp_path: Path) -> None:
+    result = modelexport.quantize(folder / "q.onnx", tmp_path / "u.onnx", to="uint8")
+    assert not result.saturating and result.bytes_after == result.bytes_before
+    report = modelexport.verify(folder / "m.onnx", against=tmp_path / "u.onnx")
+    assert report.outputs[0].norm < 0.02
+    with pytest.raises(UsageError, match=r"'uint8' .* changes nothing in"):
+        modelexport.quantize(tmp_path / "u.onnx", tmp_path / "again.onnx", to="uint8")
+
+
+def test_the_loss_of_a_file_is_the_worse_of_this_processor_and_exact_integers(folder: Path) -> None:
+    report = modelexport.verify(folder / "m.onnx", against=folder / "q.onnx")
+    assert (report.outputs[0].norm > 0.05) == saturates_here()
+    assert report.notes[1].endswith(" with exact integers")
+
+
+def test_a_device_that_saturates_is_wrong_in_its_modules(folder: Path, tmp_path: Path) -> None:
+    report = modelexport.verify(folder / "q.onnx", device="cpu", keep=False)
+    assert report.agrees != saturates_here()
+    if saturates_here():
+        fixed = modelexport.verify(folder / "q.onnx", device="cpu", keep=False, fix=tmp_path / "fixed.onnx")
+        assert fixed.agrees and {step.change for step in fixed.fix.steps} == {"uint8"}
+
+
+def test_a_bound_holds_for_this_processor_and_for_exact_integers(folder: Path) -> None:
+    figures = [
+        search(folder / "m.onnx", to=[f"int8-dynamic:weights={kind}"], data=folder / "x.npz", within="error<=1").judged
+        for kind in ("uint8", "int8")
+    ]
+    assert figures[0] < 0.02
+    assert (figures[1] > 0.05) == saturates_here()

@@ -31,6 +31,7 @@ def format_devices(devices: Sequence[FoundDevice]) -> str:
         lines.append(line + (f": {device.runs}" if device.runs else ""))
         lines += [f"{'':<10} options: {', '.join(device.options)}"] if device.options else []
         lines += [f"{'':<10} cannot be used: {device.unavailable}"] if device.unavailable else []
+        lines += [f"{'':<10} without VNNI: products of int8 weights saturate"] if device.saturates else []
     return "\n".join(lines)
 
 

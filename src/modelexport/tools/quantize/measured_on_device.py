@@ -47,6 +47,7 @@ class OnDevice(SwitchableSession):
             measured = any(method.row.needs_data for method in methods)
             self._ranges = calibrate(tagged.model, feeds, self._process.folder) if measured else None
             super().__init__(tagged, units, methods, ranges=self._ranges, output=output)
+            self.ways = (True,)  # the device computes as it does
         except BaseException:
             self.__exit__()
             raise
@@ -54,7 +55,7 @@ class OnDevice(SwitchableSession):
     def __exit__(self, *raised: object) -> None:
         self._process.__exit__(*raised)
 
-    def run(self, feeds: Mapping[str, Any], choice: Choice | None = None) -> Any:
+    def run(self, feeds: Mapping[str, Any], choice: Choice | None = None, *, exact: bool = True) -> Any:
         """The output for inputs, with a method for some units; ``None`` if the device does not run it.
 
         Raises:
@@ -65,7 +66,7 @@ class OnDevice(SwitchableSession):
         if self._current[0] != choice:
             assignment = {name: method for index, method in choice.items() for name in self.units[index].nodes}
             model = quantize_model(self._tagged.model, assignment, ranges=self._ranges)
-            self._current = dict(choice), self.opened(model)
+            self._current = dict(choice), self.opened(model)[0]
         return self._current[1](feeds)
 
     def kept(self, feeds: Mapping[str, Any]) -> Any:
@@ -78,10 +79,10 @@ class OnDevice(SwitchableSession):
             raise RunError(f"{self._tagged.path} does not run on {self._process.device}: {self.failure}")
         return self._right(output)
 
-    def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
+    def opened(self, model: ir.Model) -> list[Callable[[Mapping[str, Any]], Any]]:
         """As :meth:`SwitchableSession.opened`, on the device.
 
-        The function returns ``None`` if the device does not run the model.
+        The one function returns ``None`` if the device does not run the model.
         """
         self._models += 1
         folder = self._process.folder / str(self._models)
@@ -96,4 +97,4 @@ class OnDevice(SwitchableSession):
                 return None
             return np.load(folder / part["outputs"][0]["save"])
 
-        return run
+        return [run]

@@ -39,6 +39,11 @@ class Metric:
         lost = abs(self.measure(right, computed) - ideal)
         return float("inf") if np.isnan(lost) else lost
 
+    def worst(self, figures: Sequence[float], right: Sequence[np.ndarray]) -> float:
+        """The figure that is the furthest from that of equal arrays; one that is not a number is the worst."""
+        ideal = mean_figure(self, right, right) if self.ideal is None else self.ideal
+        return max(figures, key=lambda figure: float("inf") if np.isnan(figure) else abs(figure - ideal))
+
 
 @dataclass(frozen=True)
 class Bound:

@@ -174,11 +174,14 @@ class _Runs:
         self.rights = [self.switched.run(inputs) for inputs in self.feeds]
 
     def figure(self, choice: Choice) -> float:
-        """The mean figure of a choice."""
+        """The mean figure of a choice: the worse one if integers are exact on some processors only."""
         key = tuple(choice.items())
         if key not in self.known:
-            outputs = [self.switched.run(inputs, choice) for inputs in self.feeds]
-            self.known[key] = _figure(self.metric, self.rights, outputs)
+            figures = [
+                _figure(self.metric, self.rights, [self.switched.run(each, choice, exact=exact) for each in self.feeds])
+                for exact in self.switched.ways
+            ]
+            self.known[key] = self.metric.worst(figures, self.rights)
         return self.known[key]
 
 
@@ -346,19 +349,23 @@ def _judge(
 ) -> tuple[float, float | None]:
     """The mean figures of a quantized model, in a session as users open it: on single inputs, and in padded batches.
 
+    Where products of integers may saturate, each is the worse of this processor's figure and that of exact integers.
+
     Args:
         before: The model that was quantized.
     """
-    run = switched.opened(model)
+    opened, single_rights = switched.opened(model), [switched.run(inputs) for inputs in feeds]
     rights: list[Any] = []
-    outputs: list[Any] = []
+    outputs: list[list[Any]] = [[] for _ in opened]
     for inputs, rows_of_runs in padded_batches(before, feeds, switched.output):
         with suppress(UsageError):  # the model does not take a batch of these
-            right, output = switched.run(inputs), run(inputs)
+            right, results = switched.run(inputs), [run(inputs) for run in opened]
             rights += rows_of_runs(right)
-            outputs += [None] if output is None else rows_of_runs(output)
-    single = _figure(metric, [switched.run(inputs) for inputs in feeds], [run(inputs) for inputs in feeds])
-    return single, _figure(metric, rights, outputs) if rights else None
+            for collected_rows, output in zip(outputs, results, strict=True):
+                collected_rows.extend([None] if output is None else rows_of_runs(output))
+    singles = [_figure(metric, single_rights, [run(inputs) for inputs in feeds]) for run in opened]
+    batches = [_figure(metric, rights, rows) for rows in outputs] if rights else []
+    return metric.worst(singles, single_rights), metric.worst(batches, rights) if rights else None
 
 
 def _figure(metric: Metric, rights: Sequence[Any], outputs: Sequence[Any]) -> float:

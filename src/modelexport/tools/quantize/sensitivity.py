@@ -166,11 +166,13 @@ def measure_alone(
         right = switched.kept(inputs)
         losses.append([])
         for (index, method), _ in zip(choices, pieces, strict=False):
-            computed = switched.run(inputs, {index: method}) if (index, method) not in failed else None
-            if computed is None and (index, method) not in failed:
+            ways = switched.ways if (index, method) not in failed else ()
+            computed = [switched.run(inputs, {index: method}, exact=exact) for exact in ways]
+            if any(output is None for output in computed):
                 failed.add((index, method))
                 tell(f"{', '.join(switched.units[index].calls)} in {method} does not run: {switched.failure}")
-            losses[-1].append(float("inf") if computed is None else metric.loss(right, computed))
+            runs = computed and (index, method) not in failed
+            losses[-1].append(max(metric.loss(right, output) for output in computed) if runs else float("inf"))
         if len(losses) > 1:
             agreement = rank_correlation(np.mean(losses[:-1], axis=0), losses[-1])
             if agreement >= steady:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,8 @@ from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
 from modelexport.regions.cut_pieces import cut_piece, import_operators, weight_behind, weights_behind
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.saturating_products import unsigned_copy
+from modelexport.runtime.sessions import Session, open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import find_groups, merged, weighted_nodes
 from modelexport.tools.quantize.methods import Method, apply_method
@@ -114,7 +116,14 @@ class SwitchableSession:
             self.added |= {(index, m): sum(held[m].values()) - sum(held[None].values()) for m in methods}
         self._switches = [value.name or "" for value in model.graph.inputs if value.type is _CONDITION]
         self._folder = tagged.path.parent
-        self._runs = open_session(model, folder=self._folder, optimized=True, runs_often=True)
+        self._runs = self._opened(model)
+        unsigned = unsigned_copy(model)
+        self._exact = self._opened(unsigned) if unsigned is not None else self._runs
+        self.ways = (True,) if unsigned is None else (True, False)
+        """Whether integers are exact, in each of the ways in which a choice is to be run: both if they differ."""
+
+    def _opened(self, model: ir.Model) -> Session:
+        return open_session(model, folder=self._folder, optimized=True, runs_often=True)
 
     def __enter__(self) -> Self:
         return self
@@ -122,8 +131,11 @@ class SwitchableSession:
     def __exit__(self, *raised: object) -> None:
         """End what runs the choices, if that is another process."""
 
-    def run(self, feeds: Mapping[str, Any], choice: Choice | None = None) -> Any:
+    def run(self, feeds: Mapping[str, Any], choice: Choice | None = None, *, exact: bool = True) -> Any:
         """The output for inputs, with a method for some units.
+
+        Args:
+            exact: With exact integers; otherwise as this processor computes them, which may saturate.
 
         Raises:
             UsageError: The model does not run with these inputs.
@@ -131,7 +143,7 @@ class SwitchableSession:
         """
         chosen = {_switch(index, method) for index, method in (choice or {}).items()}
         switches = {name: np.array(name in chosen) for name in self._switches}
-        result = run_session(self._runs, {**feeds, **switches})[self.output]
+        result = run_session(self._exact if exact else self._runs, {**feeds, **switches})[self.output]
         return self._right(result) if not chosen else result
 
     def _right(self, result: Any) -> Any:
@@ -146,10 +158,17 @@ class SwitchableSession:
         """The output with every unit kept, where choices run."""
         return self.run(feeds)
 
-    def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
-        """Open another model as users do, where choices run; returns a function of inputs that gives the output."""
-        runs = open_session(model, folder=self._folder, optimized=True, runs_often=True)
-        return lambda feeds: run_session(runs, feeds)[self.output]
+    def opened(self, model: ir.Model) -> list[Callable[[Mapping[str, Any]], Any]]:
+        """Open another model as users do, where choices run; returns functions of inputs that give the output.
+
+        They are two if the model's products of integers saturate on some processors: the other's are exact.
+        """
+        sessions = [self._opened(each) for each in (model, unsigned_copy(model)) if each is not None]
+
+        def computed(session: Session, feeds: Mapping[str, Any]) -> Any:
+            return run_session(session, feeds)[self.output]
+
+        return [partial(computed, session) for session in sessions]
 
 
 def _switch(index: int, method: Method) -> str:
