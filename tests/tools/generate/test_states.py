@@ -282,3 +282,25 @@ def test_a_state_with_other_tensors_shares_no_counter_with_the_example() -> None
     made["count"] += 1
     assert made["0"]["key"] is other
     assert template["count"].tolist() == [0]
+
+
+@pytest.mark.slow
+def test_positions_with_axes_before_the_batch_are_inputs_of_a_step(tmp_path: Path) -> None:
+    text = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "patch_size": 4}
+    config = transformers.Qwen3VLConfig(
+        text_config={**text, **heads, "rope_parameters": rope},
+        vision_config={**vision, "out_hidden_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        image_token_id=60,
+        video_token_id=61,
+        vision_start_token_id=58,
+        vision_end_token_id=59,
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    result = modelexport.export_package(model, tmp_path / "p")
+    assert any("takes text only" in note for note in result.notes)
+    positions = next(port for port in result.parts["decode"].hierarchy.inputs if port.name == "position_ids")
+    assert positions.shape == [4, "batch", 1]

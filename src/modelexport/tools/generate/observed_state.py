@@ -63,6 +63,8 @@ class State:
     """The arguments of the second call."""
     input_sizes: Mapping[str, tuple[int | str, ...]]
     """Name of a tensor that the first call takes, images included, to its sizes."""
+    step_sizes: Mapping[str, tuple[int | str, ...]]
+    """Name of what the second call takes for tokens to its sizes: positions may have axes before the batch."""
     carried: tuple[str, ...]
     """What each step takes again: the last column of what the first call took, such as a mask of images."""
     example: Example
@@ -167,7 +169,15 @@ def find_state(model: PretrainedModel, example: Example) -> State | None:
         and isinstance(tensor := step.arguments.get(name), torch.Tensor)
         and torch.equal(tensor, began[0][name][:, -1:])
     )
-    return State(argument, templates[0], held, axes, tensors, began[0], step.arguments, input_sizes, carried, example)
+    steps = [run[1].arguments for run in runs]
+    step_sizes = {
+        name: _sizes(model, name, SEQUENCE, *(arguments_of_step[name] for arguments_of_step in steps))
+        for name in TEXT
+        if step.arguments.get(name) is not None
+    }
+    return State(
+        argument, templates[0], held, axes, tensors, began[0], step.arguments, input_sizes, step_sizes, carried, example
+    )
 
 
 def _sizes(

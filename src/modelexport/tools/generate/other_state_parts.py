@@ -228,7 +228,12 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
     if form.holds and "attention_mask" not in inputs_of_step:
         mask = state.prompt["attention_mask"]
         inputs_of_step["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
-    axes = {(name, 0): BATCH for name in inputs_of_step}
+    axes = {
+        (name, axis): BATCH
+        for name in inputs_of_step
+        for axis, size in enumerate(state.step_sizes.get(name, (BATCH,)))
+        if size == BATCH
+    }
     past = {name: tensor.clone() for name, tensor in state.tensors.items()}
     if "attention_mask" in inputs_of_step:
         lengths = {
@@ -253,7 +258,11 @@ def _of_one_row(part: ModelPart) -> ModelPart:
     """A part whose batch is one row."""
     arguments = dict(part.inputs)
     past = {name: tensor[-1:] for name, tensor in arguments.pop(PAST, {}).items()}
-    inputs = {name: tensor[-1:] for name, tensor in arguments.items()}
+    batches = {name: axis for (name, axis), size in part.axes.items() if size == BATCH}
+    inputs = {
+        name: tensor.narrow(axis := batches.get(name, 0), tensor.shape[axis] - 1, 1)
+        for name, tensor in arguments.items()
+    }
     axes = {place: size for place, size in part.axes.items() if size != BATCH}
     return replace(part, inputs=inputs | ({PAST: past} if past else {}), axes=axes)
 
