@@ -1,5 +1,6 @@
 # make demo   set up, export the built-in model, show its tree
 # make test   set up, lint, check types and imports, run the tests
+# make test-processors   run the tests as other processors compute; needs qemu-x86_64
 # make docs   build the documentation as a site that works offline, site/index.html, and check its links
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu before any of these sets up with PyTorch's build for CPUs, without CUDA
 # make figures   measure again, and rewrite the tables of figures in the docs; ONLY=extract for one script
@@ -8,7 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check test-slow test-devices bench figures docs clean
+.PHONY: demo test check quick-tests test-slow test-processors test-devices bench figures docs clean
 
 demo: .venv/installed
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
@@ -17,8 +18,12 @@ demo: .venv/installed
 	@echo "  . $(BIN)/activate"
 	@echo "  modelexport report demo/bert-tiny.onnx -o demo/bert-tiny.html"
 
+# The checks run beside the tests: mypy uses one processor, and would leave the other one idle.
+test: .venv/installed-for-tests
+	@$(MAKE) --no-print-directory -j 2 check quick-tests
+
 # Tests start many commands: with bytecode they start faster.
-test: .venv/installed-for-tests check
+quick-tests: .venv/installed-for-tests
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 check: .venv/installed-for-tests
@@ -29,6 +34,12 @@ check: .venv/installed-for-tests
 
 test-slow: .venv/installed-for-tests
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m slow
+
+# Other processors: PyTorch's plainest kernels, and files with 8-bit integers on an emulated one without VNNI.
+test-processors: .venv/installed-for-tests
+	@command -v qemu-x86_64 >/dev/null || { echo "qemu-x86_64 is missing; install it (Debian: apt install qemu-user)"; exit 2; }
+	ATEN_CPU_CAPABILITY=default PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
+	qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -n 0 -m int8
 
 # Devices that need packages of their own; `python benchmarks/devices.py` measures ten models there.
 test-devices: .venv/installed-for-tests

@@ -11,19 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
-
-import models
-
-pytest_plugins = ["exports"]
-
-# How long an example takes depends on what else the machine does.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
-
-# Workers of pytest-xdist share the cores; more threads would only wait for each other.
-torch.set_num_threads(1)
+from xdist import is_xdist_controller
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +21,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # torch's exporter warns about its own use of its own class, on every export that is not quiet.
     config.addinivalue_line("filterwarnings", r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import what tests need, but not in the process that only deals them out: the workers start after it."""
+    if is_xdist_controller(session):
+        return
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    session.config.pluginmanager.import_plugin("exports")
+    # How long an example takes depends on what else the machine does.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
+    # Workers of pytest-xdist share the cores; more threads would only wait for each other.
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _exports_another(item: pytest.Item) -> bool:
     """Whether a test is about an exported model of the table that is not a quick one, by ``name`` or ``beside``."""
+    import models
+
     if not isinstance(item, pytest.Function) or "exported" not in item.fixturenames or not hasattr(item, "callspec"):
         return False
     params = item.callspec.params
@@ -69,4 +74,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
     """A test has the same random numbers whichever ran before it in its worker."""
+    import torch
+
     torch.manual_seed(0)

@@ -83,7 +83,7 @@ def test_names_are_stable(exported: Exporter, tmp_path: Path) -> None:
 
 
 def test_an_export_with_such_names_is_the_renamed_export(exported: Exporter, tmp_path: Path) -> None:
-    file = exported("llama")
+    file = exported("blocks")
     modelexport.export(file.case.build(), file.case.inputs(), tmp_path / "named.onnx", node_names="path")
     rename(file.path, tmp_path / "renamed.onnx", values=True)
     one, two = (load(tmp_path / name).model for name in ("named.onnx", "renamed.onnx"))

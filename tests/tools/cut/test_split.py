@@ -281,7 +281,7 @@ def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> Non
 
 
 def test_operations_are_counted_for_the_sizes_that_are_given(exported: Exporter, tmp_path: Path) -> None:
-    file = exported("llama", dynamic=True)
+    file = exported("bert", dynamic=True)
     symbol = find_shapes(load(file.path).model).symbols[0]
     result = modelexport.split(file.path, tmp_path / "stages", stages=2, by="flops", sizes={symbol: 7})
     assert result.by == "flops" and result.largest <= (1 + SLACK) * result.best

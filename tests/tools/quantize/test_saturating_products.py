@@ -21,6 +21,8 @@ from modelexport.runtime.saturating_products import make_unsigned, saturates_her
 from modelexport.tools.quantize.search_within_bound import search
 from modelexport.traces.file_run import FileRun
 
+pytestmark = pytest.mark.int8
+
 ROWS, SIZE, COLUMNS = 3, 16, 8
 ONE, BIG = np.float32(1), np.float32(4000)
 DQ = [
