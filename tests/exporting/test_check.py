@@ -210,6 +210,6 @@ def test_what_the_runtime_computes_wrongly_when_it_optimizes_is_not_rounding(tmp
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[torch.arange(x.shape[0] - 1, -1, -1)]  # Gather of a Range, which ONNX Runtime makes a Slice
 
-    with pytest.raises(CheckError, match="rightly only without its optimizations"):
+    with pytest.raises(CheckError, match=r"the file was not written.* ONNX Runtime's optimizer \w+ makes"):
         export(Reverses(), (torch.rand(8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
     assert export(Reverses(), (torch.rand(8),), tmp_path / "x.onnx", dynamic=True).check.status == "passed"  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.packages.part_reports import PartReports
 from modelexport.tools.generate.verify_by_generation import GenerationReport, GenerationRun
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport
+from modelexport.traces import runtime_causes
 from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.verification import StagesReport
 from modelexport.verify import onnxruntime_outputs
@@ -92,9 +93,10 @@ def test_an_optimizer_that_makes_outputs_wrong_is_named(exported: Exporter, monk
         session, wrong = pair
         return {name: array * np.float32(1.1 if wrong else 1) for name, array in run(session, inputs).items()}
 
-    monkeypatch.setattr(onnxruntime_outputs, "open_session", opened)
-    monkeypatch.setattr(onnxruntime_outputs, "run_session", ran)
-    monkeypatch.setattr(onnxruntime_outputs, "blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
+    for module in (onnxruntime_outputs, runtime_causes):
+        monkeypatch.setattr(module, "open_session", opened)
+        monkeypatch.setattr(module, "run_session", ran)
+    monkeypatch.setattr(runtime_causes, "_blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
     found = verify(one.case.build(), one.case.inputs(), one.path)
     assert found.verdict == "differ"
     assert found.cause == "ONNX Runtime's optimizer SomeFusion"

@@ -80,8 +80,9 @@ class ExportChecks:
                 with stages("check"):
                     check, sizes = self._check(sizes)
                 if check.status == "failed" and must_pass:
+                    is_wrong = "" if check.cause else "is wrong and "
                     raise CheckError(
-                        f"the file is wrong and was not written ({check.step}): {check.reason}; "
+                        f"the file {is_wrong}was not written ({check.step}): {check.reason}; "
                         f"--keep-anyway (keep_anyway=True) writes it nevertheless",
                         reason=check.reason,
                         runs=check.step not in ("onnx.checker", "loading", "running"),

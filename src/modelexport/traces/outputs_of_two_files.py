@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +79,33 @@ def compare_sessions(
             if rounding is not None and any(output.status == "differ" for output in outputs):
                 noisy = run_session(first, rounding.of_inputs(feeds))
                 outputs = _judged_again(outputs, expected, noisy, actual, ALLOWED[rounding.dtype])
+        if any(output.status == "differ" for output in outputs):
+            outputs = without_random(outputs, expected, run_session(first, feeds))
         for output in outputs:
             reason = f"with {what}: {output.reason}" if output.reason and tried else output.reason
             by_name[output.name].append(replace(output, reason=reason))
         tried.append(what)
     return [largest for found in by_name.values() if (largest := worst(found))], tried
+
+
+def without_random(
+    outputs: Sequence[Difference], expected: Mapping[str, Any], again: Mapping[str, Any]
+) -> list[Difference]:
+    """The differences, of which those of random outputs are not compared.
+
+    Args:
+        outputs: By position, the differences from ``expected``.
+        again: Another run of the file that gave ``expected``, on the same inputs: what differs in it is random.
+    """
+    itself = _compared(expected, again)
+    random = [place for place, output in enumerate(itself) if output.status == "differ"]
+    return [
+        replace(output, status="not compared", reason=RANDOM) if place in random else output
+        for place, output in enumerate(outputs)
+    ]
+
+
+RANDOM = "it depends on random numbers"
 
 
 def _judged_again(

@@ -6,27 +6,20 @@ itself in the types of the model.
 
 from __future__ import annotations
 
-import re
-import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import onnxruntime
 
-from modelexport.core.collected_messages import native_errors_to
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.narrow_to_float32 import narrow_values
-from modelexport.graph.nodes import all_nodes
-from modelexport.runtime.sessions import open_session, run_session, session_options
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.array_differences import Difference, compare_arrays, is_floating, relative_error
+from modelexport.traces.runtime_causes import cause_in_runtime
 from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
-
-_IN_8_BITS = 4
-"""The ``accuracy_level`` with which ``MatMulNBits`` rounds activations."""
 
 
 @dataclass
@@ -81,27 +74,13 @@ def compare_as_run(
     outputs = compare(ran)
     cause = ""
     if any(output.status == "differ" for output in outputs):
-        cause = _cause(
+        cause = cause_in_runtime(
             path,
             inputs,
             lambda again: bool(again) and all(output.status == "agree" for output in compare(again)),
             provider,
         )
     return AsRun(outputs, cause, [note] if note else [])
-
-
-def _cause(path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str) -> str:
-    """What makes the outputs of a file wrong that is right; empty if nothing is found, or the file itself is wrong."""
-    model = load_onnx(path)
-    levels = [node.attributes for node in all_nodes(model) if "accuracy_level" in node.attributes]
-    if rounding := [level for level in levels if level.get_int("accuracy_level") == _IN_8_BITS]:
-        for attributes in rounding:
-            attributes.add(ir.AttrInt64("accuracy_level", 0))
-        exact = open_session(model, folder=path.parent, provider=provider, optimized=True)
-        if agrees(run_session(exact, feeds)):
-            return f"MatMulNBits with accuracy_level {_IN_8_BITS}, which rounds activations to 8 bits,"
-    optimizer = blamed_optimizer(path, feeds, agrees, provider)
-    return optimizer and f"ONNX Runtime's optimizer {optimizer}"
 
 
 def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:
@@ -141,42 +120,3 @@ def _compare(name: str, own_array: Any, exact: Any, actual: Any, least: float) -
     return compare_arrays(
         name, own_array, actual, allowed=max(allowed, TIMES_OWN * relative_error(exact, own_array)), exact=exact
     )
-
-
-_APPLIED = re.compile(r"GraphTransformer (\w+) modified: 1")
-_RULE = re.compile(r"(?:Rule|RewriteRule) (\w+)")
-
-
-def blamed_optimizer(
-    path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str
-) -> str:
-    """The name of the optimizer without which a file's outputs agree; empty if the file itself is wrong."""
-    plain = open_session(path, provider=provider)
-    if not agrees(run_session(plain, feeds)):
-        return ""
-    names = _applied(path, provider)
-    for name in names:
-        if agrees(_without(path, feeds, provider, [name])):
-            return name
-    return ", ".join(names) if names and agrees(_without(path, feeds, provider, names)) else "not known by name"
-
-
-def _without(path: Path, feeds: Mapping[str, Any], provider: str, names: list[str]) -> Mapping[str, Any]:
-    options = session_options("all", provider)
-    session = onnxruntime.InferenceSession(str(path), options, disabled_optimizers=names)
-    try:
-        return run_session(session, feeds)
-    except UsageError:
-        return {}
-
-
-def _applied(path: Path, provider: str) -> list[str]:
-    """The optimizers that change a file when it is loaded, which only the runtime's log tells."""
-    options = session_options("all", provider)
-    options.log_severity_level = 0
-    with tempfile.TemporaryFile() as log:
-        with native_errors_to(log.fileno()):
-            onnxruntime.InferenceSession(str(path), options)
-        log.seek(0)
-        text = log.read().decode(errors="replace")
-    return list(dict.fromkeys([*_RULE.findall(text), *_APPLIED.findall(text)]))

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.text import percent_text, plural
+from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.files.recipe_files import read_recipe
@@ -36,10 +35,10 @@ from modelexport.runtime.varied_inputs import negated
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.tools.compare.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
+from modelexport.tools.compare.node_by_node import run_node_by_node
+from modelexport.tools.compare.two_file_judges import Judges, RunOutputs
 from modelexport.traces.calibration_data import read_data
-from modelexport.traces.file_run import FileRun
 from modelexport.traces.inputs_and_example_sizes import make_feeds, sizes_of_other
-from modelexport.traces.node_computation import NodeError
 from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import ALLOWED, check_bound
 from modelexport.verify.cut_out_calls import refuse_stage
@@ -109,15 +108,22 @@ def verify_against(
     else:
         around = [_around(first_file, each, cut, second_file) for each in runs]
         fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
-    compared, notes = _compared(first_file, second_file, fitting, expected, provider, allowed)
-    by_output: dict[str, list[Loss]] = defaultdict(list)
-    for loss in chain(*compared):  # a sequence may be longer in one run than in another
-        by_output[loss.difference.name].append(loss)
-    outputs = [max(x, key=weight_of) if data is None else _worst_with_mean_norm(x) for x in by_output.values()]
+    judges = Judges(first_file, second_file, provider, allowed)
+    ways, notes = _ways(second_file, fitting, provider)
+    ran = RunOutputs(expected, ways[0])
+    compared = judges.worse_losses(expected, ways)
     worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
-    feeds, fed, in_run = runs[worst], fitting[worst], compared[worst]
-    right = _values(first_file, feeds, pairs.values())
-    end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right}, allowed)
+    by_nodes, right = judges.node_by_node(runs[worst], fitting[worst], pairs)
+    alone = run_node_by_node(second_file.model, fitting[worst], right, drawn=by_nodes[0].drawn, replaced=right)
+    end_to_end, per_module = (
+        {v: measure_loss(v.name or "", right[v], run.arrays[v], allowed) for v in run.arrays if v not in run.unlike}
+        for run in (by_nodes[1], alone)
+    )
+    judged_outputs = judges.judge(ran, runs, fitting, worst, by_nodes) if cut is None else ran
+    losses_of_ways = judges.worse_losses(judged_outputs.expected, [judged_outputs.actual, *ways[1:]])
+    compared = [judges.with_same_numbers(losses, by_nodes) for losses in losses_of_ways]
+    notes += [*judged_outputs.notes, *judges.notes_on_ways(judged_outputs.expected, ways)]
+    outputs, in_run = _of_all_runs(compared, of_data=data is not None), compared[worst]
     ends = second_file.model.graph.outputs
     without_sequences = len(ends) == len(in_run)
     for value, loss in zip(ends, in_run, strict=True) if without_sequences else ():
@@ -139,6 +145,7 @@ def verify_against(
         judged=judged,
         notes=notes,
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
+        cause=judged_outputs.cause,
     )
 
 
@@ -174,6 +181,14 @@ def _inputs(
     return [feeds], source
 
 
+def _of_all_runs(compared: Sequence[Sequence[Loss]], *, of_data: bool) -> list[Loss]:
+    """The loss of each output: the worst of all runs, of data with the mean of their norms."""
+    by_output: dict[str, list[Loss]] = defaultdict(list)
+    for loss in chain(*compared):  # a sequence may be longer in one run than in another
+        by_output[loss.difference.name].append(loss)
+    return [_worst_with_mean_norm(x) if of_data else max(x, key=weight_of) for x in by_output.values()]
+
+
 def _worst_with_mean_norm(losses: Sequence[Loss]) -> Loss:
     """The worst of the losses of an output in several runs, with the mean of their norms."""
     worst, norms = max(losses, key=weight_of), [loss.norm for loss in losses if loss.norm is not None]
@@ -200,7 +215,8 @@ def _around(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a call that was cut out takes and returns in a run of the whole file."""
     wanted = {each.value for each in (*cut.inputs, *cut.outputs)}
-    computed = _values(whole, inputs, [v for node in whole.nodes for v in node.outputs if v.name in wanted])
+    values = {value for node in whole.nodes for value in node.outputs if value.name in wanted}
+    computed = run_node_by_node(whole.model, inputs, values).arrays
     weights = {v.name or "": v.const_value for v in initializers(whole.model) if v.name in wanted}
     there = {**inputs, **{name: tensor.numpy() for name, tensor in weights.items() if tensor is not None}}
     there |= {value.name or "": array for value, array in computed.items()}
@@ -222,80 +238,17 @@ def _ran(
         return [arrays_in(run_session(session, inputs)) for inputs in runs]
 
 
-def _compared(
-    first: TaggedFile,
-    second: TaggedFile,
-    runs: Sequence[Mapping[str, Any]],
-    expected: Sequence[Mapping[str, Any]],
-    provider: str,
-    allowed: float,
-) -> tuple[list[list[Loss]], list[str]]:
-    """The losses of the outputs in each run, and what is to be said of them.
+def _ways(
+    second: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str
+) -> tuple[list[list[dict[str, Any]]], list[str]]:
+    """The outputs of the second file in each run, and what is to be said of them.
 
-    Where products of the second file may saturate, it runs with exact integers as well, and the worse loss counts.
+    Where its products may saturate, they are computed with exact integers as well, and the worse loss counts.
     """
     ways, notes = [_ran(second, runs, provider)], saturation_notes(second.nodes, second.path)
     if (unsigned := unsigned_copy(second.model)) is not None and provider == CPU:
         ways.append(_ran(second, runs, provider, unsigned))
-    losses = [[_outputs(first, second, *run, allowed) for run in zip(expected, way, strict=True)] for way in ways]
-    if len(ways) > 1:
-        here, exact = (max(map(weight_of, chain(*way)), default=0) for way in losses)
-        notes.append(f"off by {percent_text(here)} on this processor, by {percent_text(exact)} with exact integers")
-    runs_of_ways = zip(*losses, strict=True)
-    return [[max(both, key=weight_of) for both in zip(*run, strict=True)] for run in runs_of_ways], notes
-
-
-def _outputs(
-    first: TaggedFile, second: TaggedFile, right: Mapping[str, Any], actual: Mapping[str, Any], allowed: float
-) -> list[Loss]:
-    """The losses of the outputs."""
-    if len(right) != len(actual):
-        raise UsageError(f"{first.path} and {second.path} have different numbers of outputs: they are not of one model")
-    both = zip(right.items(), actual.values(), strict=True)
-    return [measure_loss(name, array, other, allowed) for (name, array), other in both]
-
-
-def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir.Value]) -> dict[ir.Value, Any]:
-    """Some values of a file in a run."""
-    arrays: dict[ir.Value, Any] = {}
-    kept = set(wanted)
-
-    def watch(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
-        if value in kept and isinstance(array, np.ndarray):  # and not a sequence
-            arrays[value] = array
-        return array
-
-    with suppress(NodeError):  # ONNX Runtime ran it: what follows is not compared
-        FileRun(tagged.model, in_float64_for=None).run(inputs, watch)
-    return arrays
-
-
-def _losses(
-    tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any], allowed: float
-) -> tuple[dict[ir.Value, Loss], dict[ir.Value, Loss]]:
-    """The losses of values end to end, and computed from the right ones before them."""
-    run, all_losses = FileRun(tagged.model, in_float64_for=None), []
-    for replaces in (False, True):
-        losses: dict[ir.Value, Loss] = {}
-        all_losses.append(losses)
-
-        def watch(
-            node: ir.Node,
-            inputs: Sequence[Any],
-            value: ir.Value,
-            array: Any,
-            losses: dict[ir.Value, Loss] = losses,
-            replaces: bool = replaces,
-        ) -> Any:
-            if value not in right or not isinstance(array, np.ndarray):
-                return array
-            losses[value] = measure_loss(value.name or "", right[value], array, allowed)
-            same = replaces and array.shape == right[value].shape
-            return right[value].astype(array.dtype) if same else array
-
-        with suppress(NodeError):  # as above
-            run.run(inputs, watch)
-    return all_losses[0], all_losses[1]
+    return ways, notes
 
 
 def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:

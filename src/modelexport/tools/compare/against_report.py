@@ -55,8 +55,10 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     recipe beside the second file. Without any, both files have to compute the same."""
     first_beyond: str | None = None
     """The address of the first call to return values that are further off than ``bound``, end to end."""
-
+    cause: str = ""
+    """What of ONNX Runtime makes the outputs of the second file wrong, if its nodes compute the same as the first's."""
     notes: list[str] = []
+    """What ONNX Runtime computes otherwise than the nodes of the files, and products that may saturate."""
 
     def __repr__(self) -> str:
         worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""

@@ -49,7 +49,8 @@ def format_losses(report: AgainstReport) -> str:
         *([beyond] if report.first_beyond and report.verdict == "differ" else []),
         f"inputs: {report.inputs}",
     ]
-    return "\n".join([*table, *report.notes, f"{report.verdict}: {'; '.join(filter(None, facts))}"])
+    cause = [f"the second file is right, but {report.cause} makes its outputs wrong"] if report.cause else []
+    return "\n".join([*table, *report.notes, *cause, f"{report.verdict}: {'; '.join(filter(None, facts))}"])
 
 
 def _size_of_error(loss: Loss | None) -> str:

@@ -16,6 +16,7 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, as_array, open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference, compare_arrays
+from modelexport.traces.outputs_of_two_files import without_random
 
 
 def read_stages(folder: str | Path) -> Manifest:
@@ -79,4 +80,5 @@ def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, see
     results = arrays_in(run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs)
     if missing := [name for name in expected if name not in results]:
         raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {tagged.path}")
-    return [compare_arrays(name, array, results[name]) for name, array in expected.items()]
+    differences = [compare_arrays(name, array, results[name]) for name, array in expected.items()]
+    return without_random(differences, expected, run_session(session, inputs))

@@ -1,0 +1,163 @@
+"""Which outputs of two files are compared: those that ONNX Runtime computes, or those of their nodes by the standard.
+
+Where ONNX Runtime computes a file otherwise than its nodes do (:mod:`modelexport.traces.runtime_causes`), it is the
+runtime that is wrong, and neither file is blamed for it. Outputs that depend on random numbers are computed node by
+node in both files, with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import onnx_ir as ir
+from msgspec.structs import replace as changed
+
+from modelexport.core.text import percent_text
+from modelexport.errors import UsageError
+from modelexport.runtime.sessions import arrays_in
+from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.tools.compare.against_report import Loss, measure_loss, weight_of
+from modelexport.tools.compare.node_by_node import NodeByNode, run_node_by_node
+from modelexport.traces.outputs_of_two_files import RANDOM
+from modelexport.traces.runtime_causes import cause_in_runtime
+
+Outputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunOutputs:
+    """The outputs of two files in each run, and what they say of ONNX Runtime."""
+
+    expected: Sequence[Outputs]
+    """Of the first file."""
+    actual: Sequence[Outputs]
+    """Of the second file, under its own names."""
+    cause: str = ""
+    """What of ONNX Runtime makes the outputs of the second file wrong, which itself computes the same as the first."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Two files that should compute the same."""
+
+    first: TaggedFile
+    second: TaggedFile
+    provider: str
+    allowed: float
+
+    def losses(self, expected: Sequence[Outputs], actual: Sequence[Outputs]) -> list[list[Loss]]:
+        """The losses of the outputs of each run.
+
+        Raises:
+            UsageError: The files do not return the same number of them.
+        """
+        both = [*zip(expected, actual, strict=True)]
+        if any(len(first) != len(second) for first, second in both):
+            raise UsageError(
+                f"{self.first.path} and {self.second.path} have different numbers of outputs: they are not of one model"
+            )
+        pairs = [zip(first.items(), second.values(), strict=True) for first, second in both]
+        return [[measure_loss(name, array, other, self.allowed) for (name, array), other in run] for run in pairs]
+
+    def worse_losses(self, expected: Sequence[Outputs], ways: Sequence[Sequence[Outputs]]) -> list[list[Loss]]:
+        """The losses of the outputs of each run, in the worst of the ways in which the second file was run."""
+        losses = [self.losses(expected, way) for way in ways]
+        return [
+            [max(of_ways, key=weight_of) for of_ways in zip(*run, strict=True)] for run in zip(*losses, strict=True)
+        ]
+
+    def notes_on_ways(self, expected: Sequence[Outputs], ways: Sequence[Sequence[Outputs]]) -> list[str]:
+        """A line on the worst loss as this processor computes, and with exact integers, if both were run."""
+        if len(ways) < 2:
+            return []
+        here, exact = (max(map(weight_of, chain(*self.losses(expected, way))), default=0) for way in ways)
+        return [f"off by {percent_text(here)} on this processor, by {percent_text(exact)} with exact integers"]
+
+    def node_by_node(
+        self, feeds: Outputs, fed: Outputs, pairs: Mapping[ir.Value, ir.Value]
+    ) -> tuple[tuple[NodeByNode, NodeByNode], Mapping[ir.Value, Any]]:
+        """Both files run node by node with the same random numbers, and the right arrays for values of the second.
+
+        Args:
+            feeds: The inputs of the first file.
+            fed: Those of the second.
+            pairs: Values of the second file to those of the first that they should be equal to.
+        """
+        one = run_node_by_node(self.first.model, feeds, {*pairs.values()})
+        right = {second: one.arrays[first] for second, first in pairs.items() if first in one.arrays}
+        return (one, run_node_by_node(self.second.model, fed, right, drawn=one.drawn)), right
+
+    def judge(
+        self,
+        ran: RunOutputs,
+        runs: Sequence[Outputs],
+        fitting: Sequence[Outputs],
+        worst: int,
+        by_nodes: tuple[NodeByNode, NodeByNode],
+    ) -> RunOutputs:
+        """The outputs to compare, as ONNX Runtime computes them or, where it is wrong, as the nodes do.
+
+        Args:
+            ran: The outputs as users run both files.
+            runs: The inputs of the first file in each run.
+            fitting: Those of the second.
+            worst: The run in which both files were run node by node, too.
+        """
+        one, two = ([*arrays_in(run.outputs).values()] if run.outputs is not None else None for run in by_nodes)
+        if one is None or any(run.random for run in by_nodes):
+            return ran
+        expected, notes = ran.expected, list[str]()
+        as_run = [*ran.expected[worst].values()], [*ran.actual[worst].values()]
+        if not self._same(one, as_run[0]) and (cause := self._cause(self.first, runs[worst], one)):
+            others = [
+                by_nodes[0] if run == worst else run_node_by_node(self.first.model, runs[run], ())
+                for run in range(len(runs))
+            ]
+            if all(run.outputs is not None for run in others):
+                expected = [arrays_in(run.outputs or {}) for run in others]
+                notes.append(
+                    f"{self.first.path} itself is right, but {cause} makes its outputs wrong: compared with what its "
+                    "nodes compute one by one"
+                )
+        judged = replace(ran, expected=expected, notes=notes)
+        if two is None or not self._same(one, two) or self._same(one, as_run[1]):
+            return judged
+        cause = self._cause(self.second, fitting[worst], one)
+        if not cause or not self._same(as_run[0], as_run[1]):
+            return replace(judged, cause=cause)
+        both = f"in ONNX Runtime both files compute something else, the same: {cause} is to blame"
+        return replace(ran, notes=[both])
+
+    def _same(self, first: Iterable[Any], second: Iterable[Any]) -> bool:
+        pairs = [*zip(first, second, strict=False)]
+        return all(measure_loss("", *both, self.allowed).difference.status != "differ" for both in pairs)
+
+    def _cause(self, tagged: TaggedFile, feeds: Outputs, right: Sequence[Any]) -> str:
+        with runnable(tagged.path, tagged.encoding) as file:
+            return cause_in_runtime(
+                file, feeds, lambda got: bool(got) and self._same(right, arrays_in(got).values()), self.provider
+            )
+
+    def with_same_numbers(self, losses: Sequence[Loss], by_nodes: tuple[NodeByNode, NodeByNode]) -> list[Loss]:
+        """The losses; of outputs that depend on random numbers, those of runs node by node with the same numbers."""
+        one, two = by_nodes
+        if not one.random and not two.random:
+            return [*losses]
+        ends = (self.first.model.graph.outputs, self.second.model.graph.outputs)
+        judged = []
+        for loss, first, second in zip(losses, *ends, strict=False):
+            name = loss.difference.name
+            if first not in one.random and second not in two.random:
+                judged.append(loss)
+            elif one.outputs is None or two.outputs is None or second in two.unlike:
+                judged.append(Loss(difference=changed(loss.difference, status="not compared", reason=RANDOM)))
+            else:
+                judged.append(
+                    measure_loss(name, one.outputs[first.name or ""], two.outputs[second.name or ""], self.allowed)
+                )
+        return judged
