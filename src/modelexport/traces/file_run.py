@@ -24,6 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
+from modelexport.graph.missing_types import fill_types
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.node_computation import NodeComputation, NodeError
@@ -61,6 +62,7 @@ class FileRun:
         kernels: Mapping[str, Any] | None = None,
         nudged: bool = False,
     ) -> None:
+        fill_types(model)  # a result in half precision is rounded, whether the file declares its type or not
         self._model, self._in_float64_for, self._given_kernels = model, in_float64_for, kernels or {}
         self.is_wide = in_float64_for is not None
         self.rounds_numbers = in_float64_for not in (None, "float64")

@@ -140,10 +140,12 @@ class NodeComputation:
 
     def _typed(self, value: ir.Value, array: Any) -> Any:
         """A result in the type that it has in this run."""
-        if not isinstance(array, np.ndarray) or self._in_float64_for:
-            return self.widened(array) if isinstance(array, np.ndarray) else array
-        narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and array.dtype == np.float32
-        return array.astype(value.dtype.numpy()) if narrow and value.dtype is not None else array
+        if not isinstance(array, np.ndarray):
+            return array
+        rounds = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and value.dtype not in self._widened_types
+        if rounds and value.dtype is not None and array.dtype in (np.float32, np.float64):
+            array = array.astype(value.dtype.numpy())
+        return self.widened(array)
 
     def _implementation(self, node: ir.Node) -> Callable[..., tuple[Any, ...]]:
         proto = ir.serde.serialize_node(node)

@@ -76,8 +76,10 @@ def _blamed_kernels(model: ir.Model, feeds: Mapping[str, Any], agrees: Agrees, p
         run.run(feeds, watch)
         if nodes:
             return f"ONNX Runtime's kernel of {first_few(dict.fromkeys(nodes), 3)}"
-        nudged = {name: _nudged(array) for name, array in feeds.items()}
-        grows = not agrees(run.run(nudged, change=lambda value, array: _nudged(array)))
+        types = {array.dtype for array in feeds.values()} | {array().dtype for _, array in run.constants()}
+        widest = max((dtype for dtype in types if dtype.kind == "f"), key=lambda dtype: dtype.itemsize, default=None)
+        nudged = {name: _nudged(array, widest) for name, array in feeds.items()}
+        grows = not agrees(run.run(nudged, change=lambda value, array: _nudged(array, widest)))
     except (UsageError, MemoryError):  # nothing here computes a node
         return ""
     return "" if grows else "ONNX Runtime, which computes nodes together otherwise than one by one,"
@@ -95,9 +97,9 @@ def _differs_in_runtime(node: ir.Node, inputs: Sequence[Any], right: Any, opsets
     return results[0] is not None and not relative_error(right, results[0]) <= allowed
 
 
-def _nudged(array: Any) -> Any:
-    """Each number, one bit larger or smaller."""
-    if array.dtype.kind != "f":
+def _nudged(array: Any, dtype: Any) -> Any:
+    """Each number of a type, one bit larger or smaller."""
+    if array.dtype != dtype:
         return array
     towards = np.random.default_rng(0).choice([-np.inf, np.inf], array.shape).astype(array.dtype)
     return np.nextafter(array, towards)

@@ -1,0 +1,106 @@
+"""Files that are right and that ONNX Runtime computes otherwise: the runtime is named, and no call is accused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from graph_texts import written
+from modelexport import ModelExportError, to_torch, verify, verify_against
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import read_tagged
+from modelexport.tools.compare.change_checks import check_changes
+from modelexport.tools.compare.loss_text import format_losses
+from modelexport.tools.cut.splitting import split
+from modelexport.tools.cut.stage_runs import verify_stages
+from modelexport.tools.optimizers.optimize_tools import optimize_file
+from runtime_files import runtime_files
+
+FILES = {file.name: file for file in runtime_files()}
+KINDS = {
+    "nearest 20 to 12": "ONNX Runtime's kernel of Resize /resize/Resize",
+    "float16 added, 1000": "ONNX Runtime, which computes nodes together otherwise than one by one,",
+    "transposed by (0, 2, 1)": "ONNX Runtime's optimizer QDQPropagationTransformer",
+    "5 places of axis 0 reversed": "ONNX Runtime's optimizer GatherToSliceFusion",
+}
+
+
+@pytest.fixture(params=KINDS)
+def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    onnx.save(FILES[request.param].model, tmp_path / "f.onnx")
+    return str(request.param)
+
+
+def test_onnx_runtime_is_to_blame_where_the_model_and_the_nodes_of_the_file_agree(name: str, tmp_path: Path) -> None:
+    inputs = {key: torch.from_numpy(np.array(array)) for key, array in FILES[name].inputs.items()}
+    report = verify(to_torch(tmp_path / "f.onnx"), inputs, tmp_path / "f.onnx")
+    assert (report.verdict, report.cause) == ("differ", KINDS[name])
+    assert "differ" not in {call.status for call in report.calls}
+
+
+def test_two_files_that_onnx_runtime_computes_otherwise_in_the_same_way_agree(name: str, tmp_path: Path) -> None:
+    report = verify_against(tmp_path / "f.onnx", tmp_path / "f.onnx")
+    assert report.agrees and KINDS[name] in report.notes[0] and report.notes[0] in format_losses(report)
+
+
+def test_what_the_optimizer_breaks_in_the_first_file_is_not_laid_to_the_second(tmp_path: Path) -> None:
+    onnx.save(FILES["transposed by (0, 2, 1)"].model, tmp_path / "f.onnx")
+    optimize_file(tmp_path / "f.onnx", "version-converter", tmp_path / "new.onnx")
+    report = verify_against(tmp_path / "f.onnx", tmp_path / "new.onnx")
+    assert report.agrees and "optimizer QDQPropagationTransformer" in report.notes[0]
+    assert check_changes(tmp_path / "f.onnx", tmp_path / "new.onnx", ["outputs"]).failed == []
+
+
+def test_a_file_with_the_optimizer_s_fault_in_it_differs_though_both_run_alike(tmp_path: Path) -> None:
+    wrong = """g (int8[2,3,3] x) => (float[2,3,3] y) <float s = {0.05}>
+        { ["/a/Cast"] u = Cast<to = 2>(x) ["/a/DequantizeLinear"] y = DequantizeLinear(u, s) }"""
+    right = """g (int8[2,3,3] x) => (float[2,3,3] y) <float s = {0.05}>
+        { ["/a/DequantizeLinear"] y = DequantizeLinear(x, s) }"""
+    first, second = (written(tmp_path / f"{k}.onnx", text, 19) for k, text in (("right", right), ("wrong", wrong)))
+    assert verify_against(first, second).verdict == "differ"
+
+
+DRAWN = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) <float s = {%s}>
+    { ["/a/Mul"] h = Mul(x, s) ["/noise/RandomNormalLike"] %s = RandomNormalLike(h)
+      ["/noise/Add"] n = Add(h, %s) ["/b/Mul"] y = Mul(n, s) ["/c/Mul"] z = Mul(h, h) }"""
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [("2", "agree"), ("3", "differ")])
+def test_files_that_draw_random_numbers_are_compared_with_the_same_ones(
+    factor: str, verdict: str, tmp_path: Path
+) -> None:
+    first = written(tmp_path / "first.onnx", DRAWN % ("2", "r", "r"))
+    second = written(tmp_path / "second.onnx", DRAWN % (factor, "other", "other"))
+    report = verify_against(first, second)
+    assert report.verdict == verdict and {loss.difference.status for loss in report.outputs} == {verdict}
+
+
+def test_outputs_that_depend_on_other_random_numbers_are_not_compared(tmp_path: Path) -> None:
+    first = written(tmp_path / "first.onnx", DRAWN % ("2", "r", "r"))
+    text = (DRAWN % ("2", "r", "r")).replace("RandomNormalLike(h)", "Mul(h, h)")
+    second = written(tmp_path / "second.onnx", text)
+    later = (DRAWN % ("2", "r", "r")).replace("Mul(x, s)", "Mul(p, s)").replace("{ [", '{ ["/a/Not"] p = Identity(x) [')
+    report = check_changes(first, written(tmp_path / "later.onnx", later), ["outputs"])
+    assert [output.status for output in report.outputs or ()] == ["not compared", "agree"]
+    statuses = [loss.difference.status for loss in verify_against(second, first).outputs]
+    assert statuses == ["not compared", "agree"]
+
+
+def test_stages_that_draw_random_numbers_are_not_accused(tmp_path: Path) -> None:
+    whole = written(tmp_path / "first.onnx", DRAWN % ("2", "r", "r"))
+    split(read_tagged(whole), tmp_path / "stages", stages=2)
+    assert [output.status for output in verify_stages(tmp_path / "stages", whole)] == ["not compared", "agree"]
+
+
+def test_a_tool_writes_nothing_wrong_and_names_the_optimizer(tmp_path: Path) -> None:
+    file = FILES["transposed by (0, 2, 1)"]
+    onnx.save(file.model, tmp_path / "f.onnx")
+    with pytest.raises(ModelExportError, match="ONNX Runtime's optimizer does the same"):
+        optimize_file(tmp_path / "f.onnx", "ort-basic", tmp_path / "o.onnx")
+    assert not (tmp_path / "o.onnx").exists()
+    plain = run_session(open_session(tmp_path / "f.onnx"), file.inputs)["y"]
+    assert np.allclose(plain, file.right, atol=1e-4)
