@@ -33,7 +33,7 @@ from modelexport.tools.cut.edited_calls import EditedCalls
 from modelexport.tools.cut.grafted_modules import Graft, grafted_facts, rule_of
 from modelexport.tools.cut.replaced_entries import write_keys
 from modelexport.tools.cut.substitutes import FromModel, Parts, Site, Substitute
-from modelexport.tools.cut.substitutes.custom_operator import canonical
+from modelexport.tools.cut.substitutes.custom_operator import canonical, is_weight
 from modelexport.tools.cut.substitutes.from_model import check_opsets
 
 
@@ -118,6 +118,8 @@ class _CallBefore:
     nodes: set[ir.Node]
     inputs: list[ir.Value]
     outputs: list[ir.Value]
+    borrowed: list[ir.Value]
+    """The weights from which nodes of other calls compute constants for it, such as a weight of one in 8 bits."""
     cut: Cut | None
 
 
@@ -161,9 +163,11 @@ class _Replacer:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
         if any(value.type is None for value in (*boundary.inputs, *boundary.outputs)):
             infer_shapes(self._model)  # most exporters of others leave types out
-        inputs = self._cutter.needs(nodes, boundary.inputs).inputs
+        needs = self._cutter.needs(nodes, boundary.inputs)
         self._graph_of(call, nodes)
-        return _CallBefore(call, nodes, inputs, list(boundary.outputs), self._cutter.cut(call) if copied else None)
+        cut = self._cutter.cut(call) if copied else None
+        borrowed = [value for value in self._weights(needs.recomputed - nodes) if is_weight(value)]
+        return _CallBefore(call, nodes, needs.inputs, list(boundary.outputs), borrowed, cut)
 
     def _interface(self, place: _CallBefore, inside: ir.Graph | None) -> CallInterface:
         """The interface of a call with the values that are there now."""
@@ -186,8 +190,8 @@ class _Replacer:
     def replace(self, place: _CallBefore, substitute: Substitute) -> ReplacedCall:
         """Replace a call."""
         graph = self._graph_of(place.call, place.nodes)
-        weights = dict.fromkeys(v for n in self._sorted(place.nodes) for v in values_taken(n) if v.is_initializer())
-        site = Site(self._interface(place, graph), list(weights), place.cut)
+        weights = self._weights(place.nodes)
+        site = Site(self._interface(place, graph), list(dict.fromkeys([*weights, *place.borrowed])), place.cut)
         parts = substitute.build(site, self.edited, self._owners_beside([place]))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
@@ -228,6 +232,10 @@ class _Replacer:
 
     def _sorted(self, nodes: set[ir.Node]) -> list[ir.Node]:
         return [node for node in self._tagged.nodes if node in nodes]
+
+    def _weights(self, nodes: set[ir.Node]) -> dict[ir.Value, None]:
+        """The initializers that nodes take."""
+        return dict.fromkeys(v for n in self._sorted(nodes) for v in values_taken(n) if v.is_initializer())
 
     def _graph_of(self, call: ModuleCall, nodes: set[ir.Node]) -> ir.Graph:
         """The one graph that the nodes of a call are in."""

@@ -65,7 +65,7 @@ class CustomOperator:
         assert site.cut is not None
         graph = site.cut.model.graph
         by_name = {value.name: value for value in site.weights}
-        inside = {name: value for name, value in graph.initializers.items() if not _is_input(value)}
+        inside = {name: value for name, value in graph.initializers.items() if not is_weight(value)}
         outside = [value for name, value in graph.initializers.items() if name not in inside]
         for value in inside.values():
             assert value.const_value is not None
@@ -102,7 +102,7 @@ def _attribute(name: str, value: Any) -> ir.Attr:
         ) from error
 
 
-def _is_input(value: ir.Value) -> bool:
+def is_weight(value: ir.Value) -> bool:
     """Whether a weight of a module becomes an input of a function: parameters do, small constants do not."""
     tensor = value.const_value
     return parameter_plan(value) is not None or tensor is None or tensor.nbytes > 1024

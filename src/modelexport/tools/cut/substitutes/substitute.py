@@ -25,7 +25,7 @@ class Site:
 
     interface: CallInterface
     weights: Sequence[ir.Value]
-    """The initializers that its nodes use, in the order of the nodes."""
+    """The initializers that its nodes use, in the order of the nodes, and those of which other calls compute for it."""
     cut: Cut | None
     """The call as a model of its own, if the substitute needs it."""
 
