@@ -77,6 +77,7 @@ def verify(
     seed: int = 0,
     bound: float | None = None,
     data: str | Path | None = None,
+    processor: str | Path | None = None,
 ) -> AgainstReport | StagesReport: ...
 @overload
 def verify(
@@ -123,6 +124,7 @@ def verify(
     seed: int | None = None,
     bound: float | None = None,
     data: str | Path | None = None,
+    processor: str | Path | None = None,
     limit: float | None = None,
     keep: bool | None = None,
     fix: str | Path | None = None,
@@ -163,6 +165,7 @@ def verify(
         bound: With ``against``: how far off outputs may be, as a share of their size; by default that of the recipe
             beside the second file. With ``device``: the same of calls.
         data: With ``against``: inputs for runs, as :func:`modelexport.quantize` takes them.
+        processor: With ``data``: the folder of ``tokenizer.json``, if it is not next to the first file.
         limit, keep: With ``device``: the seconds that a run may take (300), and whether results are kept and used.
         fix: With ``device``: a file to write that is right there, if there is a change that makes it so.
         perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
@@ -184,7 +187,7 @@ def verify(
         "modules": modules or None, "seed": seed, "bound": bound, "perturb": perturb, "others": others,
         "sidecar": sidecar, "weights": weights, "kept": kept, "new_tokens": new_tokens, "steps": steps,
         "device": device, "inputs": inputs, "limit": limit, "keep": keep, "fix": fix,
-        "data": data, "against": against,
+        "data": data, "processor": processor, "against": against,
     }  # fmt: skip
     how: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     if results is not None:

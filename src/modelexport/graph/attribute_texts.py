@@ -41,13 +41,14 @@ def _attribute(attribute: ir.Attr) -> str:
         case ir.AttributeType.GRAPH | ir.AttributeType.GRAPHS:
             return attribute.type.name
         case ir.AttributeType.TENSOR:
-            return _tensor(attribute.as_tensor())
+            return tensor_text(attribute.as_tensor())
         case ir.AttributeType.TENSORS:
-            return ", ".join(map(_tensor, attribute.as_tensors()))
+            return ", ".join(map(tensor_text, attribute.as_tensors()))
     return f"{attribute.type.name} {attribute.value!r}"
 
 
-def _tensor(tensor: ir.TensorProtocol) -> str:
+def tensor_text(tensor: ir.TensorProtocol) -> str:
+    """A tensor as text: equal for equal tensors, of large ones for those of equal type and shape."""
     typed = typed_text(dtype_name(tensor.dtype), tensor.shape)
     return typed if tensor.nbytes > TENSOR_LIMIT else f"{typed} {hashlib.sha256(tensor.tobytes()).hexdigest()}"
 

@@ -45,7 +45,7 @@ from modelexport.graph.properties import (
 )
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import branches_named_apart, free_name, name_nodes_apart, name_values_apart
-from modelexport.lineage.entries_by_matching import inherited
+from modelexport.lineage.entries_by_matching import Inheritance, inherited
 from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.documents.encoded_documents import documents_after
@@ -171,20 +171,7 @@ def write_retagged(
     Raises:
         As :func:`retag`.
     """
-    forget_tags(model)
-    with branches_named_apart(tagged.model, model):
-        before = take_snapshot(tagged.model)
-        owners = {node: owner_of(node) for node in all_nodes(model)}
-        descent = trace_owners(before, model)
-        if None not in owners.values():  # what made it kept them up to date
-            for node, owner in owners.items():
-                set_owner(node, owner)
-        if changed is not None:
-            _check_related(changed, tagged, descent)
-        coverage, untagged = count_coverage(model)
-        if untagged and not tagged.coverage.untagged:
-            raise UntaggedNodeError(untagged)
-        inheritance = inherited(tagged.model, before, model, descent)
+    coverage, descent, inheritance = _restored(model, tagged, changed)
     name_nodes_apart(model)
     there = list(initializers(model))
     names = {value.name for value in there}
@@ -231,6 +218,43 @@ def write_retagged(
         gone=[str(call) for call in _owners(tagged.nodes) if call not in left],
         inlined=inlined,
     )
+
+
+def with_calls_of(source: TaggedFile, path: Path) -> TaggedFile | None:
+    """A file without tags, with the calls of the file that it was made from; ``None`` if it was not."""
+    try:
+        model, _ = _flat(path, source)
+        coverage, _, _ = _restored(model, source, path)
+    except (FileFormatError, UsageError, UntaggedNodeError):
+        return None
+    record_state_dict(model, state_dict_of(source.model))
+    return None if coverage.untagged else TaggedFile(path, model, source.call_tags, encoding="none")
+
+
+def _restored(
+    model: ir.Model, tagged: TaggedFile, changed: Path | None
+) -> tuple[documents.Coverage, Descent, Inheritance]:
+    """Restore owners and parameters in a model, in place; returns what was found about nodes and initializers.
+
+    Raises:
+        UsageError: It was not made from the tagged file.
+        UntaggedNodeError: A node has no owner.
+    """
+    forget_tags(model)
+    with branches_named_apart(tagged.model, model):
+        before = take_snapshot(tagged.model)
+        owners = {node: owner_of(node) for node in all_nodes(model)}
+        descent = trace_owners(before, model)
+        if None not in owners.values():  # what made it kept them up to date
+            for node, owner in owners.items():
+                set_owner(node, owner)
+        if changed is not None:
+            _check_related(changed, tagged, descent)
+        coverage, untagged = count_coverage(model)
+        if untagged and not tagged.coverage.untagged:
+            raise UntaggedNodeError(untagged)
+        inheritance = inherited(tagged.model, before, model, descent)
+    return coverage, descent, inheritance
 
 
 _OURS = "modelexport."

@@ -42,6 +42,9 @@ class Other:
     data: Path | None = option(
         None, "With --against: inputs to measure on, as for `quantize`.", metavar="DATA", file="read"
     )
+    processor: Path | None = option(
+        None, "With --data: the folder of tokenizer.json, if it is not next to FILE.", metavar="FOLDER", file="read"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +139,8 @@ def _check_options(
         raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
     if (other.against is None or file.is_dir()) and other.data is not None:
         raise UsageError("--data goes with --against OTHER.onnx")
+    if other.data is None and other.processor is not None:
+        raise UsageError("--processor goes with --data")
     if other.model is None and not alone and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
@@ -162,6 +167,7 @@ def _compared(
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed, "data": other.data}
+            how |= {"processor": other.processor}
         elif other.results is not None:
             how = {"results": other.results, "inputs": inputs}
         elif on_device.named and not file.is_dir():

@@ -54,6 +54,7 @@ def verify_against(
     seed: int = 0,
     bound: float | None = None,
     data: str | Path | None = None,
+    processor: str | Path | None = None,
 ) -> AgainstReport:
     """Compare a tagged file with one that was made from it, module by module, without PyTorch.
 
@@ -71,6 +72,7 @@ def verify_against(
             recipe beside the second file; else the tolerance for the narrowest type in the two files, for calls, too.
         data: Inputs for runs, as :func:`modelexport.quantize` takes them; the losses of outputs are means over all.
             Calls are measured in the run in which an output is off worst.
+        processor: The folder of the tokenizer or image processor for the data; by default that of the first file.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -101,7 +103,7 @@ def verify_against(
         )
     # A call that was cut out does not take the inputs of the whole.
     sizes = sizes_of_other(first_file, second_file, {}) if cut is None and data is None else {}
-    runs, source = _inputs(first_file, sizes, provider, seed, data)
+    runs, source = _inputs(first_file, sizes, provider, seed, data, processor)
     if cut is None:
         fitting = [_fit(each, second_file) for each in runs]
         expected = _ran(first_file, runs, provider, unsigned_copy(first_file.model) if provider == CPU else None)
@@ -165,11 +167,16 @@ def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
 
 
 def _inputs(
-    tagged: TaggedFile, sizes: Mapping[str, int], provider: str, seed: int, data: str | Path | None
+    tagged: TaggedFile,
+    sizes: Mapping[str, int],
+    provider: str,
+    seed: int,
+    data: str | Path | None,
+    processor: str | Path | None,
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
     """The inputs of each run, and their source: the data, or one run and, if it has conditions, one of the others."""
     if data is not None:
-        runs = read_data(Path(data), tagged.model, tagged.path.parent)
+        runs = read_data(Path(data), tagged.model, Path(processor or tagged.path.parent))
         return runs, f"{plural(len(runs), 'run')} of {data}"
     with runnable(tagged.path, tagged.encoding) as file:
         feeds, source = make_feeds(tagged, file, None, sizes, provider=provider, seed=seed)

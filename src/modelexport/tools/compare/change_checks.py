@@ -18,6 +18,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
+from modelexport.lineage.retagging import with_calls_of
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import open_session
 from modelexport.runtime.varied_inputs import varied_inputs
@@ -73,7 +74,8 @@ def check_changes(
 ) -> ChangeReport:
     """Compare two files in the aspects that must not differ.
 
-    If their calls were found in different ways, each is compared as one module.
+    A file without tags that was made from the other one has that one's calls. Otherwise, if their calls were found in
+    different ways, each file is compared as one module.
 
     Args:
         fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, which
@@ -89,16 +91,18 @@ def check_changes(
     """
     first_file, second_file = read_tagged(first), read_tagged(second)
     costs = _costs(first_file, second_file) if "cost" in fail_on else None
-    files = [first_file, second_file]
-    unlike = len({file.found_calls and file.found_calls.kinds for file in files}) > 1
+    files, notes = _with_equal_calls(first_file, second_file)
+    first_file, second_file = files
+    unlike = _kinds(first_file) != _kinds(second_file)
     counts = [{"calls": len(file.calls), "coverage": file.coverage} for file in files]
     if unlike:
         first_file, second_file = map(as_one_module, files)
     comparison = compare(first_file, second_file, values=values or "weights" in fail_on, modules=modules)
     if unlike:
         facts = [replace(f, **count) for f, count in zip((comparison.first, comparison.second), counts, strict=True)]
-        notes = ["the calls of the files were found in different ways: each file is compared as one module"]
-        comparison = replace(comparison, first=facts[0], second=facts[1], notes=notes + comparison.notes)
+        notes.append("the calls of the files were found in different ways: each file is compared as one module")
+        comparison = replace(comparison, first=facts[0], second=facts[1])
+    comparison = replace(comparison, notes=notes + comparison.notes)
     outputs, tried = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else (None, [])
     differs: dict[Aspect, bool] = {
         "structure": bool(
@@ -117,6 +121,23 @@ def check_changes(
         failed=[aspect for aspect in asked if differs[aspect]],
         asked=asked,
     )
+
+
+def _with_equal_calls(first: TaggedFile, second: TaggedFile) -> tuple[list[TaggedFile], list[str]]:
+    """Two files, and what is said of them: one has the calls of the other if it was made from it and has no tags."""
+    files = [first, second]
+    if _kinds(first) != _kinds(second):
+        place = 0 if first.found_calls is not None and second.found_calls is None else 1
+        file, source = files[place], files[1 - place]
+        if file.found_calls is not None and (made := with_calls_of(source, file.path)) is not None:
+            files[place] = made
+            return files, [f"{file.path} has no tags: its calls are those of {source.path}, as `retag` finds them"]
+    return files, []
+
+
+def _kinds(file: TaggedFile) -> Collection[str] | None:
+    """How the calls of a file were found; ``None`` if it has tags."""
+    return None if file.found_calls is None else file.found_calls.kinds
 
 
 def _outputs(

@@ -1,14 +1,14 @@
 """``compare``: two tagged files side by side, module call by module call. Neither is run, and torch is not needed.
 
 Calls are paired by address, which is the same for every front end, opset and optimization level. Of each pair the own
-nodes are compared: their operators, attributes and parameters. Their connections and results are not compared: that
-is ``verify --against``.
+nodes are compared: their operators, attributes, constants and parameters. Their connections and results are not
+compared: that is ``verify --against``.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.parameter_plan import ParameterPlan
-from modelexport.graph.attribute_texts import format_attributes, typed_text
+from modelexport.graph.attribute_texts import format_attributes, tensor_text, typed_text
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plans, state_dict_of
@@ -109,6 +109,7 @@ class _Own:
     def __init__(self) -> None:
         self.operators: Counter[str] = Counter()
         self.attributes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.constants: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.parameters: dict[str, str] = {}
         self.source_module: str | None = None
 
@@ -138,6 +139,7 @@ class _Side:
             raise FileFormatError(f"{tagged.path}: {error}") from error
         self.calls = {traced.call: _Own() for traced in tagged.calls}
         how_held = {value: _how_held(value, plan) for value, plan in self.held.items()}
+        constants = {value: _constant(tensor) for value, tensor in self.stored if value not in self.held}
         for node in self.nodes:
             owner = owner_of(node)
             if owner is None or owner.call not in self.calls:
@@ -145,6 +147,8 @@ class _Side:
             facts, operator = self.calls[owner.call], _operator(node)
             facts.operators[operator] += 1
             facts.attributes[operator][format_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
+            taken = (f"{i}: {constants[value]}" for i, value in enumerate(node.inputs) if value in constants)
+            facts.constants[operator]["; ".join(taken)] += 1
             facts.source_module = tagged.call_tags.source_tag(owner.call)
             for value in node.inputs:
                 if value in self.held:
@@ -210,21 +214,26 @@ def _module_of(key: str, paths: Collection[str]) -> str:
 def _changed(call: ModuleCall, first: _Side, second: _Side) -> CallChange | None:
     ours, theirs = first.calls[call], second.calls[call]
     sources = (ours.source_module, theirs.source_module)
-    attributes = {
-        operator: (ours.attributes[operator] - theirs.attributes[operator]).total()
-        for operator, count in ours.operators.items()
-        if count == theirs.operators[operator]
-    }
+    alike = [operator for operator, count in sorted(ours.operators.items()) if count == theirs.operators[operator]]
     change = CallChange(
         address=call.address,
         class_name=_unless_equal(first.tagged.class_of(call), second.tagged.class_of(call)),
         tag=_unless_equal(first.tagged.tags[call], second.tagged.tags[call]),
         source_module=None if sources[0] is None or sources[1] is None else _unless_equal(sources[0], sources[1]),
         operators=dict(sorted(_differing(ours.operators, theirs.operators, 0).items())),
-        attributes={operator: count for operator, count in sorted(attributes.items()) if count},
+        attributes=_counts(alike, ours.attributes, theirs.attributes),
+        constants=_counts(alike, ours.constants, theirs.constants),
         parameters=_differing(ours.parameters, theirs.parameters, None),
     )
     return change if change != CallChange(address=call.address) else None
+
+
+def _counts(
+    operators: Iterable[str], first: Mapping[str, Counter[str]], second: Mapping[str, Counter[str]]
+) -> dict[str, int]:
+    """Operators to the number of nodes of which the other call has none with the same text."""
+    counts = {operator: (first[operator] - second[operator]).total() for operator in operators}
+    return {operator: count for operator, count in counts.items() if count}
 
 
 def _unless_equal(first: str, second: str) -> tuple[str, str] | None:
@@ -264,6 +273,14 @@ def _bytes(path: Path, value: ir.Value) -> bytes:
 
 def _operator(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _constant(tensor: ir.TensorProtocol) -> str:
+    """A constant as text; without its elements where they are in a file that cannot be read."""
+    try:
+        return tensor_text(tensor)
+    except (FileFormatError, OSError, ValueError):
+        return typed_text(dtype_name(tensor.dtype), tensor.shape)
 
 
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:

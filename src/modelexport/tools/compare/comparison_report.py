@@ -71,6 +71,8 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Operator to the numbers of its own nodes, if they differ."""
     attributes: dict[str, int] = {}
     """Operator to the number of its own nodes with other attributes, if the numbers of nodes are equal."""
+    constants: dict[str, int] = {}
+    """Operator to the number of its own nodes that take other constants, if the numbers of nodes are equal."""
     parameters: dict[str, tuple[str | None, str | None]] = {}
     """``state_dict`` key to the type of its own nodes' initializer: ``float32[384, 384] by Transpose``."""
 
@@ -129,6 +131,7 @@ class FileComparison(Shown, msgspec.Struct, frozen=True, kw_only=True):
             differences = [
                 *counts,
                 *(f"attributes of {operator}" for operator in change.attributes),
+                *(f"constants of {operator}" for operator in change.constants),
                 *change.parameters,
             ]
             yield change.address or ".", ", ".join(differences) or "tags"

@@ -129,6 +129,7 @@ def _change(change: CallChange) -> str:
     if counts:
         parts.append(shortened(", ".join(counts), 100))
     parts += [f"other attributes: {count} {operator}" for operator, count in change.attributes.items()]
+    parts += [f"other constants: {count} {operator}" for operator, count in change.constants.items()]
     path = ModuleCall.parse(change.address).path
     for key, held in change.parameters.items():
         short = key.removeprefix(f"{path}.") if path else key
@@ -209,7 +210,7 @@ def _summary(comparison: FileComparison) -> str:
         )
     calls = plural(both, "selected call" if comparison.selected else "call")
     same = f"{comparison.same:,} of {calls} in both files are the same"
-    return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{values_text}"
+    return f"{same} in class, tags, and their own nodes' operators, attributes, constants and parameters\n{values_text}"
 
 
 def format_changes(report: ChangeReport) -> str:

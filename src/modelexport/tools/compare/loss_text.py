@@ -32,7 +32,7 @@ def format_losses(report: AgainstReport) -> str:
     statuses = Counter(call.status for call in report.calls)
     unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""
     calls, limit = calls_with_nodes(statuses), percent_text(report.bound)
-    same = f"{statuses['agree']:,} of {calls} compute the same within {limit}{unknown}"
+    same = f"alone, {statuses['agree']:,} of {calls} compute the same within {limit}{unknown}"
     if statuses["no nodes"] == len(report.calls):
         same = "no call was compared: no node of the second file belongs to a call of the first (see `retag`)"
     outputs = ", ".join(
@@ -41,7 +41,7 @@ def format_losses(report: AgainstReport) -> str:
     )
     within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
     bound = f"{within} {limit}" if within else ""
-    beyond = f"first call off by more than {limit}: {report.first_beyond}"
+    beyond = f"in one run the first call off by more than {limit} is {report.first_beyond}"
     facts = [
         outputs,
         bound,
