@@ -53,7 +53,7 @@ def main() -> None:
     if _is_program():
         faulthandler.enable()  # says where compiled code, such as the runtime of a device, ended the process
     warnings.formatwarning = _on_one_line
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"numpy\.")  # about the mean of an empty window
+    warnings.filterwarnings("ignore", category=RuntimeWarning)  # NumPy's, about overflow: comparisons count NaN
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     before = _written()

@@ -124,11 +124,19 @@ def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
 
     Raises:
         RunError: ONNX Runtime cannot load it.
+        FileFormatError: A weights file is missing or has changed.
     """
+    _check_weights_beside(path)
     try:
         return onnxruntime.InferenceSession(path, options, **NO_FALLBACK)
     except Exception as error:  # its exception types are not public
         raise RunError(f"ONNX Runtime cannot load {path}: {reason_of(error)}") from error
+
+
+def _check_weights_beside(path: Path) -> None:
+    """Refuse a file whose weights are missing, in our words, or have changed, which the runtime does not see."""
+    if names_other_files(path):
+        check_weights_files(load_onnx(path))
 
 
 def _open_as_is(
@@ -144,8 +152,8 @@ def _open_as_is(
     options.add_session_config_entry(_ACCURACY_LEVEL_KEY, "0")
     if not isinstance(model, Path):
         check_weights_files(model)
-    elif names_other_files(model):
-        check_weights_files(load_onnx(model))
+    else:
+        _check_weights_beside(model)
     try:
         if isinstance(model, Path):
             session = Session(model, options, **NO_FALLBACK)

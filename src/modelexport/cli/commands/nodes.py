@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.core.text import align, plural
+from modelexport.core.text import align, plural, shortened
 from modelexport.terminal.printing import print_parts
 from modelexport.terminal.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
 
@@ -19,11 +19,23 @@ def nodes(file: Path = FILE_OR_FOLDER, modules: Sequence[str] = SELECTORS, as_js
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
 
-    listed = {}
+    listed, has_tags = {}, True
     for name, part in parts_with(file, *modules).items():
         tagged = read_tagged(part)
         listed[name] = tagged.describe_nodes(tagged.select(*modules))
-    print_parts(listed, _format_nodes, as_json=as_json)
+        has_tags &= tagged.found_calls is None
+    print_parts(listed, _format_nodes if has_tags else _format_connections, as_json=as_json)
+
+
+def _format_connections(nodes: Sequence[NodeRow]) -> str:
+    """The nodes of a file without tags: their inputs and outputs say more than calls that were found by names."""
+    table = [("OPERATOR", "NAME", "CALL", "INPUTS", "OUTPUTS")]
+    table += [(n.op_type, n.name, n.call or ".", _names(n.inputs), _names(n.outputs)) for n in nodes]
+    return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
+
+
+def _names(values: Sequence[str]) -> str:
+    return shortened(", ".join(name or '""' for name in values), 100)
 
 
 def _format_nodes(nodes: Sequence[NodeRow]) -> str:

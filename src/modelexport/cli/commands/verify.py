@@ -15,7 +15,7 @@ from modelexport.format.package_manifest import MANIFEST
 from modelexport.terminal.model_argument import Loading, ModelChoice, load_to_verify
 from modelexport.terminal.printing import format_headings, print_result
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import DEVICE, FILE, INPUTS
+from modelexport.terminal.shared_options import FILE, INPUTS
 
 if TYPE_CHECKING:
     from modelexport.core.timed_stages import Stages
@@ -78,18 +78,19 @@ class Extent:
 class OnDevice:
     """A device, on which the results of FILE are compared with the correct ones"""
 
-    provider: str = DEVICE
+    device: str | None = option(
+        None,
+        "The device: NAME[,option=value...], such as cpu, qnn or cuda,device_id=1; see `modelexport devices`. With "
+        "MODEL or OTHER, what outputs are computed on.",
+        flag="--device --provider",
+        metavar="NAME",
+    )
     limit: float = option(300.0, "Seconds that a module may take on the device.", metavar="SECONDS")
     fix: bool = option(False, "Also find changes that make FILE correct on the device, and write OUT.onnx.")
     output: Path | None = option(
         None, "With --fix: the changed file to write.", flag="-o --output", metavar="OUT.onnx", file="written"
     )
     fresh: bool = option(False, "Ignore the stored results of earlier runs.")
-
-    @property
-    def named(self) -> bool:
-        """Whether a device was given."""
-        return self.provider != OnDevice.provider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,8 @@ def _check_options(
         raise UsageError("give one of --model, --against and --results")
     if other.against is not None and other.against.is_dir() and file.is_file():
         raise UsageError(f"--against takes a file with a folder: give verify {other.against} --against {file}")
-    alone = (on_device.named or other.results is not None) and other.model is None and other.against is None
+    alone = other.model is None and other.against is None
+    alone &= on_device.device is not None or other.results is not None
     if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
         raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
     if (other.against is None or file.is_dir()) and other.data is not None:
@@ -147,9 +149,9 @@ def _check_options(
         raise UsageError("--weights-sample and --perturb go with --model")
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")
-    if other.results is not None and (on_device.named or extent.modules):
+    if other.results is not None and (on_device.device is not None or extent.modules):
         raise UsageError("--results has its own device and modules: leave out --device and --module")
-    if on_device.fix != (on_device.output is not None) or (on_device.fix and not on_device.named):
+    if on_device.fix != (on_device.output is not None) or (on_device.fix and on_device.device is None):
         raise UsageError("--fix goes with --device, and with -o OUT.onnx for the changed file")
     if file.is_dir() and (shown.as_csv or shown.html is not None):
         raise UsageError(f"{file} is a folder: --csv and --html go with a file")
@@ -163,15 +165,16 @@ def _compared(
     from modelexport.verification import verify as run
 
     stages = stages_on_line()
-    how: dict[str, Any] = {"provider": on_device.provider, "modules": () if file.is_dir() else extent.modules}
+    how: dict[str, Any] = {"modules": () if file.is_dir() else extent.modules}
+    how |= {"provider": on_device.device} if on_device.device is not None else {}
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed, "data": other.data}
             how |= {"processor": other.processor}
         elif other.results is not None:
             how = {"results": other.results, "inputs": inputs}
-        elif on_device.named and not file.is_dir():
-            how = {"device": on_device.provider, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
+        elif on_device.device is not None and not file.is_dir():
+            how = {"device": on_device.device, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
             how |= {"limit": on_device.limit, "keep": not on_device.fresh, "fix": on_device.output}
             how["progress"] = stages.tell
         how["bound"] = other.bound

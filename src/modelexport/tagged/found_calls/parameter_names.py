@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.owners import Evidence
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, stored_tensors
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
 
 _Path = tuple[str, ...]
@@ -15,14 +15,20 @@ _Path = tuple[str, ...]
 def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
     """The stacks of the nodes that use parameters with such names, directly or through nodes that only they go into.
 
-    A node that uses parameters of several modules belongs to the nearest module that they are all in.
+    A node that uses parameters of several modules belongs to the nearest module that they are all in. Some exporters
+    write parameters as Constant nodes; of those, arrays of floating-point numbers are parameters.
     """
     paths: dict[ir.Value, _Path] = {value: _module(value.name or "") for value in initializers(model)}
+    for value, tensor in stored_tensors(model):
+        if value not in paths and tensor.dtype.is_floating_point() and tensor.size > 1:
+            paths[value] = _module(value.name or "")
     if len({path for path in paths.values() if path}) < 2:
         return {}
     stacks: dict[ir.Node, Found] = {}
     for node in all_nodes(model):
         taken = [value for value in node.inputs if value is not None]
+        if node.op_type == "Constant":
+            taken = [value for value in node.outputs if value in paths]
         used = [path for value in taken if (path := paths.get(value))]
         is_constant = all(value in paths for value in taken) and not nested_graphs(node)
         path = _common(used) if used else ()

@@ -314,7 +314,9 @@ def _calls(
     losses_of: dict[str, list[Loss]] = defaultdict(list)
     for value, loss in per_module.items():
         # Calls before the one that computes a value add to its loss only by results that the second file does not have.
-        for address in _owners(value.producer()) | (_owners_before(value, pairs) & absent):
+        # A node that a quantizer added may have no owner: its value is that of the call that computes it in the first.
+        owners = _owners(value.producer()) or _owners(pairs[value].producer())
+        for address in owners | (_owners_before(value, pairs) & absent):
             losses_of[address].append(loss)
     names = {first.name: end_to_end[value] for value, first in pairs.items() if value in end_to_end}
     returned: dict[str, list[Loss]] = defaultdict(list)
@@ -328,6 +330,8 @@ def _calls(
         if owner is not None:
             counts[owner.call.address] += 1
             inside.update(above.address for call in owner.calls if call in two.calls for above in two.calls.stack(call))
+    stacks = {traced.call.address: first_file.calls.stack(traced.call) for traced in first_file.calls}
+    measured = {above.address for address in losses_of for above in stacks.get(address, ())}
     for traced in first_file.calls:
         if modules and traced.call not in modules:
             continue
@@ -339,10 +343,10 @@ def _calls(
             status, reason = "no nodes", ""
         elif largest is not None:
             status, reason = largest.difference.status, largest.difference.reason
-        elif through is not None:
+        elif through is not None and address in measured:
             status, reason = "agree", ""  # what it returns is computed by the calls inside it, which have the loss
         else:
-            status, reason = "not compared", "none of the values that it returns is in both files"
+            status, reason = "not compared", "none of the values that its nodes compute is in both files"
         yield CallLoss(
             address=address,
             tag=first_file.tags[traced.call],

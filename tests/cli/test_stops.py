@@ -1,0 +1,64 @@
+"""What stopped people who were new to the commands: each message says what is wrong, in our words."""
+
+from __future__ import annotations
+
+import warnings
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import commands
+from exports import Exporter
+from graph_texts import written
+from modelexport.cli.command_list import COMMANDS
+from modelexport.cli.command_parsers import load_command
+from modelexport.files.onnx_models import load_onnx, save_model
+
+NET = 'g (float[2,4] x) => (float[2,4] y) { ["/a/Relu"] r = Relu(x) ["/b/Neg"] y = Neg(r) }'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "a.onnx", NET)
+
+
+@pytest.fixture
+def without_weights(exported: Exporter, tmp_path: Path) -> Path:
+    """A file whose data file was left behind."""
+    save_model(load_onnx(exported("bert").path), tmp_path / "a.onnx", external=True)
+    (tmp_path / "a.onnx.data").unlink()
+    return tmp_path / "a.onnx"
+
+
+@pytest.mark.parametrize("command", ["profile", "quantize", "to-torch", "optimize", "rename", "verify"])
+def test_a_missing_weights_file_is_told_in_our_words(command: str, without_weights: Path) -> None:
+    more = {
+        "quantize": ["--to", "int4", "-o", "q.onnx"],
+        "to-torch": ["-o", "net.py"],
+        "optimize": ["--with", "ort-basic", "-o", "o.onnx"],
+        "rename": ["-o", "o.onnx"],
+        "verify": ["--device", "cpu"],
+    }
+    done = commands.run(command, without_weights.name, *more.get(command, []), cwd=without_weights.parent)
+    assert "a.onnx.data, which holds weights, is missing" in done.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "CPUExecutionProvider"])
+def test_the_processor_is_a_device_by_either_name(device: str, file: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 4), np.float32))
+    done = commands.run("verify", file, "--device", device, "--inputs", tmp_path / "x.npz")
+    assert done.returncode == 0, done.stderr
+
+
+def test_warnings_of_numpy_are_not_shown(file: Path) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        commands.run("tree", file)
+        np.float32(1e38) * np.float32(1e38)
+    assert shown == []
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if "data" in signature(load_command(name)).parameters])
+def test_a_command_that_reads_texts_takes_the_folder_of_a_tokenizer(command: str) -> None:
+    assert "processor" in signature(load_command(command)).parameters
