@@ -31,7 +31,13 @@ MOST_CALLS = 1_000_000
 CALL_TREE_CHARACTERS = 400_000_000
 """Characters of all the addresses and tags of these calls."""
 CALL_DEPTH = 200
-"""Nesting depth of calls."""
+"""Nesting depth of calls, and of the modules in the name of a parameter."""
+MOST_AXES = 64
+"""Axes of a tensor: NumPy and PyTorch have no more."""
+FORMULA_TERMS = 1000
+"""Numbers, names and operators of what a file computes from a size. What is longer is computed with tensors."""
+TESTED_ELEMENTS = 2**29
+"""Elements of all tensors that are computed to tell which classes of ``torch.nn`` the modules of a file are."""
 MOST_FIELDS = 5_000_000
 """Nodes, initializers, described values and other fields of a graph."""
 LARGEST_OPSET = 2**31 - 1

@@ -25,7 +25,7 @@ from modelexport.files.regular_files import entry_of, is_file, open_regular
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.bound_tensors import bind_tensors
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, held_initializers
 from modelexport.graph.properties import recorded
 
 _FICLONE = 0x40049409
@@ -78,8 +78,28 @@ class LinkedTensor(ir.ExternalTensor):
             self._in_file().tofile(file)
 
 
+class LinkedAttribute(ir.LazyTensor):
+    """External data of an attribute. It is written into each new model file: only initializers have files beside it."""
+
+    def __init__(self, linked: LinkedTensor) -> None:
+        def read() -> ir.TensorProtocol:
+            return ir.Tensor(linked.numpy(), linked.dtype, name=linked.name)
+
+        super().__init__(read, linked.dtype, ir.Shape(linked.shape.numpy()), name=linked.name)
+        self.linked = linked
+
+
+class TextTensor(ir.StringTensor):
+    """A tensor of texts that has bytes, by which tensors of any type are compared."""
+
+    def tobytes(self) -> bytes:
+        """The texts, each after its length."""
+        return b"".join(len(text).to_bytes(8, "little") + text for text in self.string_data())
+
+
 def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
-    """Make external tensors read from files in or below ``folder``, each file checked first, in place.
+    """Make external tensors read from files in or below ``folder``, each file checked first, and give tensors of texts
+    bytes, in place.
 
     Args:
         ours: Whether the model's records of its data files still hold: a tool that keeps the properties of models may
@@ -99,13 +119,23 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
         files[place].add(tensor)
         return LinkedTensor(tensor, files[place], folder)
 
-    tensors = {value: value.const_value for value in initializers(model)}
-    bind_tensors({value: checked(t) for value, t in tensors.items() if isinstance(t, ir.ExternalTensor)})
+    def with_bytes(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if isinstance(tensor, ir.StringTensor):
+            shape = ir.Shape(tensor.shape.numpy())
+            return TextTensor(tensor.string_data(), shape=shape, name=tensor.name, doc_string=tensor.doc_string)
+        return checked(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor
+
+    tensors = {value: value.const_value for value in held_initializers(model) if value.const_value is not None}
+    bind_tensors({value: with_bytes(t) for value, t in tensors.items() if isinstance(t, _READ_OTHERWISE)})
     for node, attribute, held in _tensor_attributes(model):
-        if any(isinstance(tensor, ir.ExternalTensor) for tensor in held):
-            read = [checked(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor for tensor in held]
+        if any(isinstance(tensor, _READ_OTHERWISE) for tensor in held):
+            read = [with_bytes(tensor) for tensor in held]
+            read = [LinkedAttribute(tensor) if isinstance(tensor, LinkedTensor) else tensor for tensor in read]
             value = read[0] if attribute.type is ir.AttributeType.TENSOR else read
             node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, value)
+
+
+_READ_OTHERWISE = (ir.ExternalTensor, ir.StringTensor)
 
 
 def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr, Sequence[ir.TensorProtocol]]]:
@@ -119,8 +149,9 @@ def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr, Sequ
 
 
 def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    tensors = [value.const_value for value in initializers(model)]
+    tensors = [value.const_value for value in held_initializers(model)]
     tensors += [tensor for _, _, held in _tensor_attributes(model) for tensor in held]
+    tensors = [tensor.linked if isinstance(tensor, LinkedAttribute) else tensor for tensor in tensors]
     return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
 
 

@@ -21,7 +21,7 @@ from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_
 from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
-from modelexport.graph.nodes import held_initializers, initializers
+from modelexport.graph.nodes import held_initializers, initializers, is_sorted
 from modelexport.graph.properties import (
     drop_texts,
     format_version,
@@ -63,6 +63,8 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
             if DEFAULT_DOMAIN in imports:  # onnx_ir gives its nodes the other name
                 imports.setdefault("", imports.pop(DEFAULT_DOMAIN))
+        if not is_sorted(model.graph):  # runtimes sort the nodes, too
+            model.graph.sort()
         _upgrade(model)
         for value in held_initializers(model):
             take_properties(value)

@@ -88,12 +88,18 @@ class Staged:
         return sorted(stale - new)
 
     def check_asked(self) -> None:
-        """Refuse files that are there and belong neither to a model that is written nor to a package that is replaced.
+        """Refuse files that are there and belong neither to a model that is written nor to a package that is replaced,
+        and places that a symbolic link inside the folder leads out of it.
 
         Raises:
-            OutputError: One would be replaced.
+            OutputError: One would be replaced, or written elsewhere.
         """
         new = self.new()
+        for folder in {above for target in new.values() for above in target.relative_to(self.directory).parents}:
+            if folder.parts and (self.directory / folder).is_symlink():
+                raise OutputError(
+                    f"{self.directory / folder} is a symbolic link, and files would be written through it: remove it"
+                )
         stems = {target.with_suffix("") for target in new.values() if kind_of(target) is Order.MODEL}
         if not stems:  # each file is what the command was asked to write
             return

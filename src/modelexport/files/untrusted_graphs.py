@@ -143,6 +143,8 @@ def _check_functions(model: onnx.ModelProto) -> None:
     if not model.functions:
         return
     for function in model.functions:
+        if any(attribute.t.data_location == onnx.TensorProto.EXTERNAL for attribute in function.attribute_proto):
+            raise FileFormatError(f"a default of the function {function.name!r} is in another file, which is not read")
         _check_body(function.name, function.node, {*function.input}, function.output)
     called = {
         (function.domain, function.name, function.overload): [_identifier(node) for node in with_nested(function.node)]

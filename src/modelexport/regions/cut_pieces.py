@@ -245,7 +245,11 @@ def _together(owners: Sequence[Owner | None]) -> Owner | None:
 def same_tensors(first: ir.TensorProtocol | None, second: ir.TensorProtocol | None) -> bool:
     if first is None or second is None or first is second:
         return first is second
-    return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    if first.dtype == ir.DataType.STRING:  # which has no bytes
+        return bool(first.numpy().tolist() == second.numpy().tolist())
+    return first.tobytes() == second.tobytes()
 
 
 def _is_same(first: ir.Node, second: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:

@@ -232,7 +232,9 @@ def _small(model: ir.Model, sizes: Mapping[str, int]) -> onnx.ModelProto:
             tensor = value.const_value
             if tensor is None:
                 continue
-            if tensor.size <= _LARGE:
+            if tensor.dtype == ir.DataType.STRING:
+                held[value] = tensor
+            elif tensor.size <= _LARGE:
                 held[value] = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
             elif graph is copy.graph:
                 del graph.initializers[value.name or ""]

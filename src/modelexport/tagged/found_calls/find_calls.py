@@ -143,7 +143,12 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
 
 def _recorded_parameters(model: ir.Model) -> list[ir.Value]:
     """The initializers that ``torch.onnx`` recorded as parameters or as buffers in the ``state_dict``."""
-    return [value for value in initializers(model) if _recorded_kind(value) and not is_recorded_constant(value)]
+    return [value for value in initializers(model) if is_recorded_parameter(value)]
+
+
+def is_recorded_parameter(value: ir.Value) -> bool:
+    """Whether ``torch.onnx`` recorded an initializer as something that is in the ``state_dict``."""
+    return _recorded_kind(value) is not None and not is_recorded_constant(value)
 
 
 def is_recorded_constant(value: ir.Value) -> bool:

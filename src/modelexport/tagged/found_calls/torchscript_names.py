@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
@@ -43,7 +44,7 @@ def read_torchscript_names(model: ir.Model) -> dict[ir.Node, Found]:
     # A node that replaces an initializer of equal value has its name.
     computed = (value.name or "" for node in all_nodes(model) for value in node.outputs)
     named = {value.name or "" for value in initializers(model)}.union(name for name in computed if name[:1] != "/")
-    calls = _Calls(set(parts.values()), named)
+    calls = _Calls(set(parts.values()), {name for name in named if name.count(".") <= CALL_DEPTH})
     return {node: calls.found(names) for node, names in parts.items()}
 
 
@@ -53,10 +54,10 @@ def _parts(node: ir.Node) -> _Parts | None:
         last = name.rpartition("/")[2]
         # Quantizers name what they make after a node or its value: MatMul_quant, Relu_output_0_QuantizeLinear.
         if re.fullmatch(rf"{re.escape(node.op_type)}(_\d+)?", last) or onnx.defs.has(last.partition("_")[0]):
-            return tuple(name.split("/")[1:-1])
+            return tuple(name.split("/")[1:-1][:CALL_DEPTH])
     for value in node.outputs:
         if match := _VALUE.fullmatch(value.name or ""):
-            return tuple((match[1] or "").split("/")[1:])
+            return tuple((match[1] or "").split("/")[1:][:CALL_DEPTH])
     return None
 
 

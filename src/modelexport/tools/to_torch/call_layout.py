@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall, common_stack
+from modelexport.core.limits import TESTED_ELEMENTS
 from modelexport.format.documents import CallEntry, CallTensor
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.documents.export_facts import present_values
@@ -31,6 +32,8 @@ class CallLayout:
         self.tagged, self.entries, self.constants, self.numbers = tagged, entries, constants, numbers
         self.graph = tagged.model.graph
         self.is_wide, self.array = constants.is_wide, constants.array
+        self.elements_left = TESTED_ELEMENTS
+        """How many elements may still be computed to find classes."""
         grouping = group_calls(tagged.model, tagged.calls)
         self.items: Mapping[ir.Graph, list[Item]] = grouping.items
         self.root = Group(tagged.calls.calls[0].call, grouping.items[self.graph])

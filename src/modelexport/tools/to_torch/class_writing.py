@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,10 +27,12 @@ from modelexport.tools.to_torch.tested_classes import Arguments, recurrent_class
 OF_TORCH = '__module__ = "torch.nn"  # exported again, it is not a level of tags, as it was none'
 """The line of a class that was one of torch.nn, and whose code stands in the file."""
 RESERVED_NAMES = frozenset(
-    (*FUNCTIONS, "Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "attrgetter", "load", "load_file",
-     "math", "nn", "torch")
+    (*FUNCTIONS, "Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "WEIGHTS", "attrgetter",
+     "hashlib", "load", "load_file", "math", "nn", "own_weights", "torch", *dir(builtins))
 )  # fmt: skip
 """Names that a generated file has already, or may have."""
+_OF_CLASSES = re.compile(rf"{ELSEWHERE}|forward_\d+")
+"""Attributes that a generated class may have."""
 
 
 class ModuleClasses:
@@ -209,7 +213,8 @@ class ModuleClasses:
         return self.build(group.call.path).has_plain_call(group.call)
 
     def _head(self, node: ModuleNode, children: dict[str, str]) -> list[str]:
-        if reserved := sorted(OF_MODULES.intersection((*children, *node.entries))):
+        names = (*children, *node.entries)
+        if reserved := sorted(name for name in names if name in OF_MODULES or _OF_CLASSES.fullmatch(name)):
             where = f" of {node.path}" if node.path else ""
             raise UsageError(
                 f"'{reserved[0]}'{where} has the name of an attribute of torch.nn.Module, which no entry or module can "

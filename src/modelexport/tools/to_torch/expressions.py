@@ -28,6 +28,8 @@ class Number:
     code: ast.expr
     is_positive: bool = False
     """Whether it is known to be at least 0."""
+    terms: int = 1
+    """How many numbers, names and operators it has, at most."""
 
     def __str__(self) -> str:
         return ast.unparse(self.code)
@@ -142,12 +144,12 @@ def literal(value: Any) -> ast.expr:
 def identifier(text: str, default: str = "value") -> str:
     """A name of Python that resembles a text; never a keyword, and never with two underscores at its start."""
     name = re.sub(r"[^0-9A-Za-z_]+", "_", text)
+    if name.startswith("__"):
+        name = name.strip("_")
     if name.strip("_") == "":
         name = default
     if name[0].isdigit():
         name = f"{default}_{name}"
-    if name.startswith("__"):
-        name = name.strip("_")
     return f"{name}_" if keyword.iskeyword(name) or name in RESERVED else name
 
 

@@ -30,6 +30,10 @@ from modelexport.tools.to_torch.operation import FUNCTIONS, Operation, Unwritten
 from modelexport.tools.to_torch.tested_classes import RecurrentCall
 from modelexport.tools.to_torch.value_scope import with_names_used_again
 
+_OF_DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What rows of the table raise for numbers that an operator cannot have, as a kernel of size 0 or an axis that is not
+there. No row checks them all."""
+
 
 @dataclass(eq=False)
 class Built:
@@ -215,7 +219,7 @@ class ForwardText(NestedGraphs):
         return code("torch.zeros(sizes, dtype=kind, device=device)", sizes=sizes, kind=kind, device=self.device)
 
     def _argument_of(self, value: ir.Value) -> ast.expr:
-        numbers = self.numbers(value)
+        numbers = self.numbers(value) if value in self.file_numbers.known else None  # a called module knows no others
         if numbers is None:
             return self.tensor(value)
         return literal(tuple(numbers) if numbers.ndim else numbers.item())
@@ -258,12 +262,13 @@ class ForwardText(NestedGraphs):
                 raise UnwrittenError("the operator is not known")
             written = operation.write(row) if isinstance(row, str) else row(operation)
             operation.check_attributes()
-        except UnwrittenError as error:
+        except (UnwrittenError, *_OF_DAMAGE) as error:
             domain = f"{node.domain}." if node.domain else ""
+            reason = error if isinstance(error, UnwrittenError) else f"its inputs or attributes do not fit: {error!r}"
             raise MissingOperatorError(
                 f"{domain}{node.op_type} {node.name or ''} of {self.group.call} cannot be written in PyTorch "
-                f"({error}): replace the module with `modelexport replace`, or convert the modules beside it, each cut "
-                "out with `modelexport extract`"
+                f"({reason}): replace the module with `modelexport replace`, or convert the modules beside it, each "
+                "cut out with `modelexport extract`"
             ) from error
         return idiomatic(written)
 

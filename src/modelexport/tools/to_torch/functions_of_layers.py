@@ -39,6 +39,9 @@ def recurrent(
     x = x.flip(0) if direction == "reverse" else x
     zero = torch.zeros(len(w), x.shape[1], r.shape[-1], dtype=x.dtype, device=x.device)
     first = [zero if state is None else state.transpose(0, 1) if layout else state for state in states]
+    for state in first:
+        if state.shape != zero.shape:  # torch's own functions would read and write beyond its memory
+            raise ValueError(f"an initial state of shape {tuple(state.shape)} for {tuple(zero.shape)}")
     weights = []
     for number in range(len(w)):
         weights += [gates(w[number]), gates(r[number])]

@@ -194,6 +194,13 @@ def _dynamic_lstm(o: Operation) -> ast.expr:
     return o.write("dynamic_quantize_lstm(a, b, c, d, f, g, *scales, **attributes)", scales=scales)
 
 
+def _attention(o: Operation) -> ast.expr:
+    if o.outputs_used() > 3:
+        raise UnwrittenError("its fourth output is used")
+    o.attribute("qk_matmul_output_mode")
+    return o.write("attention(a, b, c, d, e, f, g, **attributes)")
+
+
 def _rotary(o: Operation) -> ast.expr:
     if o.rank(1) != 2:
         raise UnwrittenError("its positions are one number")
@@ -284,7 +291,7 @@ _STANDARD: dict[str, Row] = {
     "GlobalMaxPool": _global("amax"), "Col2Im": _fold, "LRN": "lrn(a, **attributes)", "BatchNormalization": _batch_norm,
     "InstanceNormalization": "instance_norm(a, b, c, **attributes)", "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm, "GroupNormalization": _group_norm, "RNN": _recurrent, "GRU": _recurrent,
-    "LSTM": _recurrent, "Attention": "attention(a, b, c, d, e, f, g, **attributes)",
+    "LSTM": _recurrent, "Attention": _attention,
     "RotaryEmbedding": "rotary_embedding(a, b, c, d, **attributes)", "DequantizeLinear": _dequantize,
     "QuantizeLinear": _quantize, "DynamicQuantizeLinear": "dynamic_quantize(a)",
     "MatMulInteger": "matmul_integer(a, b, c, d)", "ConvInteger": _conv_integer, "QLinearConv": _qlinear_conv,

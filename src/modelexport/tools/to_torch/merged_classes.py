@@ -18,6 +18,9 @@ from modelexport.graph.unique_names import free_name
 from modelexport.tools.to_torch.class_writing import OF_TORCH
 from modelexport.tools.to_torch.expressions import identifier, parsed
 
+_LINE_OF_TORCH = f"\n    {ast.unparse(ast.parse(OF_TORCH))}\n"
+"""The line of a class without its comment. No text of the file has such a line: its line breaks are quoted."""
+
 
 @dataclass
 class _Number:
@@ -76,7 +79,7 @@ class MergedClasses:
                 tree = self._trees[group[0]]
                 tree.name = new
                 text = ast.unparse(tree).replace(":\n\n    def", ":\n    def", 1)
-                self.texts[new] = text.replace(ast.unparse(ast.parse(OF_TORCH)), OF_TORCH)
+                self.texts[new] = text.replace(_LINE_OF_TORCH, f"\n    {OF_TORCH}\n", 1)
                 if new != base:  # exported again, it has the name that it had
                     self.texts[new] += f'\n\n\n{new}.__name__ = "{base}"'
 
@@ -146,8 +149,7 @@ class MergedClasses:
     def _labels(self, call: ast.Call) -> list[str]:
         if isinstance(call.func, ast.Name):
             return self._parameters.get(call.func.id, ["depth"])
-        known = getattr(nn, call.func.attr, None) if ast.unparse(call.func).startswith("nn.") else None  # type: ignore[attr-defined]
-        return list(inspect.signature(known).parameters) if inspect.isclass(known) else []
+        return list(_parameters(call))
 
 
 class _Calls(ast.NodeTransformer):
@@ -178,6 +180,17 @@ def _made(tree: Any) -> Iterator[ast.Call]:
             yield node
 
 
+def _parameters(call: ast.Call) -> Mapping[str, inspect.Parameter]:
+    """The parameters of the class of ``torch.nn`` that is called; none if it is something else."""
+    name = ast.unparse(call.func).removeprefix("nn.")
+    known = getattr(nn, name, None) if ast.unparse(call.func) == f"nn.{name}" else None
+    if not inspect.isclass(known):
+        return {}
+    recurrent = issubclass(known, nn.RNNBase)  # its classes take what they pass on to it, behind a mode
+    parameters = inspect.signature(nn.RNNBase if recurrent else known).parameters
+    return dict(list(parameters.items())[recurrent:])
+
+
 def _is_number(node: ast.expr) -> bool:
     if isinstance(node, ast.Tuple):
         return all(map(_is_number, node.elts))
@@ -192,7 +205,7 @@ def _write_defaults(rows: Sequence[Sequence[ast.Call]]) -> None:
         for call in calls:
             given = {each.arg: each for each in call.keywords}
             if given.keys() != set(names) and isinstance(call.func, ast.Attribute):
-                known = inspect.signature(getattr(nn, call.func.attr)).parameters
+                known = _parameters(call)
                 given |= {
                     name: ast.keyword(name, parsed(repr(known[name].default))) for name in names if name not in given
                 }

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.limits import CALL_DEPTH
+from modelexport.core.text import shortened
+from modelexport.errors import UsageError
 from modelexport.format.documents import StateDictEntry
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.tagged.found_calls.operator_classes import MARK
@@ -81,6 +84,10 @@ class ModuleNodes:
             if traced.call in layout.groups:
                 node.calls.append(layout.groups[traced.call])
         for key, entry in entries.shapes.items():
+            if key.count(".") > CALL_DEPTH:
+                raise UsageError(
+                    f"the file has an entry {shortened(key, 60)} of modules nested more than {CALL_DEPTH} deep"
+                )
             path, _, name = key.rpartition(".")
             if not any(above in aliases for above in _paths_above(path)):
                 self._node(path).entries[name] = entry

@@ -14,13 +14,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.limits import MOST_AXES
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.tools.to_torch import functions_of_layers, functions_of_quantized, functions_of_tensors
@@ -199,9 +200,11 @@ class Operation:
         """Axes, which are an attribute in older opsets and an input in newer ones; ``None`` if they are not given."""
         if "axes" in self.node.attributes:
             return list(self.attribute("axes"))
-        if self.has(index) and self.integers(index) is None:
+        axes = self.integers(index)
+        if self.has(index) and axes is None:
             raise UnwrittenError("its axes are computed")
-        return self.integers(index)
+        check_axes(axes or ())
+        return axes
 
     def rank(self, index: int = 0) -> int:
         """How many axes an operand has."""
@@ -241,6 +244,8 @@ class Operation:
         if found.type not in (_TEXTS if name in _TEXT_ATTRIBUTES else _NUMBERS):  # all else would become code
             raise UnwrittenError(f"its attribute {name} is of the type {found.type.name}")
         value: Any = tuple(found.value) if isinstance(found.value, list | tuple) else found.value
+        if name in _AXES:
+            check_axes(value if isinstance(value, tuple) else [value])
         return np.float32(value) if isinstance(value, float) and not self.scope.is_exact() else value
 
     def _default(self, name: str) -> Any:
@@ -267,6 +272,21 @@ class Operation:
         """Up to which output the node's are used."""
         used = [number for number, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
         return max(used, default=0) + 1
+
+
+_AXES = ("axis", "axes", "perm", "batch_dims")
+"""The attributes that are axes, or how many of them."""
+
+
+def check_axes(axes: Iterable[Any]) -> None:
+    """Refuse an axis that no tensor has: code that names those before it would fill the memory.
+
+    Raises:
+        UnwrittenError: It is out of range.
+    """
+    for axis in axes:
+        if not -MOST_AXES <= axis < MOST_AXES:
+            raise UnwrittenError(f"its axis {axis} is out of range")
 
 
 _WITHOUT_TYPE = (ir.DataType.STRING, ir.DataType.UNDEFINED)

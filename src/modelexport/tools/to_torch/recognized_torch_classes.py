@@ -86,9 +86,7 @@ def _recognized(
     for template, constructor in rows:
         pattern = template.replace("F.NAME", f"F.{_FUNCTIONS.sub('_', name).lower()}")
         pattern = pattern.replace("torch.NAME", f"torch.{name.lower()}")
-        own = {
-            node.attr for node in ast.walk(parsed(pattern)) if isinstance(node, ast.Attribute)
-        } & module.entries.keys()
+        own = set(re.findall(r"self\.(\w+)", pattern))  # a constant may have one of these names, too
         holes: dict[str, Any] = {"x": parsed(text.arguments[0])}
         if own != module.entries.keys() - {"num_batches_tracked"} or not matches(parsed(pattern), text.result, holes):
             continue

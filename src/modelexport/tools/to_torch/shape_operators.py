@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.tools.to_torch.expressions import Number, literal
-from modelexport.tools.to_torch.operation import Operation, UnwrittenError
+from modelexport.tools.to_torch.operation import Operation
 from modelexport.tools.to_torch.size_numbers import sizes_of
 
 _END = 2**31 - 1
@@ -127,10 +127,7 @@ def _slice(o: Operation) -> ast.expr:
         axes, steps = list(o.attribute("axes") or range(len(starts))), [1] * len(starts)
     else:
         given = o.numbers(1), o.numbers(2), o.numbers(4) if o.has(4) else []
-        known = o.integers(3) if o.has(3) else list(range(o.rank()))
-        if known is None:
-            raise UnwrittenError("its axes are computed")
-        axes = known
+        axes = (o.axes(3) or []) if o.has(3) else list(range(o.rank()))
         if None in given or any(isinstance(step, Number) or step < 1 for step in given[2] or ()):
             return o.write("slice_axes(a, s1, s2, axes, steps)", axes=tuple(axes),
                            steps=o.sizes(4) if o.has(4) else (1,) * len(axes))  # fmt: skip

@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import FORMULA_TERMS
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tools.to_torch.expressions import Number, code, names_of
 from modelexport.traces.node_computation import NodeComputation, NodeError
 
 Numbers = np.ndarray[Any, np.dtype[np.object_]]
 MOST = 64
-"""Of how many numbers a constant may consist that is written as these."""
+"""Of how many numbers a value may consist that is written as these."""
+_INTEGERS = 2**63
+"""Beyond which a tensor's whole numbers wrap around, and Python's do not."""
 
 
 def constant_numbers(array: Any) -> Numbers | None:
@@ -64,14 +67,20 @@ def _computed(name: str, *numbers: Any) -> Any:
         return function(*numbers)
     constants = [number for number in numbers if not isinstance(number, Number)]
     if len(constants) == len(numbers):
-        return function(*numbers)
+        result = function(*numbers)
+        if isinstance(result, int) and not -_INTEGERS <= result < _INTEGERS:
+            raise OverflowError
+        return result
     if constants == [_UNCHANGED.get(name)] and (name in ("Add", "Mul") or not isinstance(numbers[1], Number)):
         return next(number for number in numbers if isinstance(number, Number))
     if name == "Equal" and any(map(_is_positive, numbers)) and min(constants, default=0) < 0:
         return False
+    terms = 1 + sum(number.terms if isinstance(number, Number) else 1 for number in numbers)
+    if terms > FORMULA_TERMS:
+        raise OverflowError
     expression = code(template, **dict(zip("abc", numbers, strict=False)))
     deciding = numbers[1:] if name == "Mod" else numbers  # a remainder has the sign of the divisor
-    return Number(expression, name not in ("Sub", "Neg") and all(map(_is_positive, deciding)))
+    return Number(expression, name not in ("Sub", "Neg") and all(map(_is_positive, deciding)), terms)
 
 
 def _is_positive(number: Any) -> bool:
@@ -102,7 +111,8 @@ def _in_float32(name: str, *numbers: Any) -> Any:
     exact = any(not isinstance(each, Number) and math.frexp(each)[0] == 0.5 for each in factors)  # a power of two
     if name not in _ROUNDED or exact or any(result is each for each in numbers):
         return result
-    return Number(code(_ROUNDED[name], **dict(zip("ab", numbers, strict=False))), result.is_positive)
+    expression = code(_ROUNDED[name], **dict(zip("ab", numbers, strict=False)))
+    return Number(expression, result.is_positive, result.terms)
 
 
 _MOVES = ("Concat", "ConstantOfShape", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
@@ -181,11 +191,10 @@ class FileNumbers:
         """
         if node.domain or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1 or nested_graphs(node):
             return None
-        if node.op_type in ("Shape", "Size"):
-            return _sizes(node, node.inputs[0], size)
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
         is_narrow = dtype is not None and kind_of(dtype) in "iuf" and dtype.itemsize < _WIDTH
-        if all(each is None for each in known) and node.op_type != "ConstantOfShape":
+        reads_sizes = node.op_type in ("Shape", "Size")
+        if all(each is None for each in known) and node.op_type != "ConstantOfShape" and not reads_sizes:
             return None
         if is_narrow or node.attributes.get_int("fmod", 0) == 1:
             return None  # Python's numbers do not wrap around or lose digits; its remainder has the sign of the divisor
@@ -195,10 +204,12 @@ class FileNumbers:
         ]
         arrays = [each for each in given if each is not None]
         try:
+            if reads_sizes:
+                return _sizes(node, node.inputs[0], size)
             result = self._of_arrays(node, arrays) if len(arrays) == len(given) else None
-        except (ArithmeticError, ValueError, NodeError):
+        except (ArithmeticError, LookupError, TypeError, ValueError, NodeError):  # also of numbers that are damaged
             result = None
-        return result if result is not None and result.ndim < 3 else None
+        return result if result is not None and result.ndim < 3 and result.size <= MOST else None
 
     def _of_arrays(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
         name, types = node.op_type, [value.dtype for value in (*node.inputs, *node.outputs) if value is not None]

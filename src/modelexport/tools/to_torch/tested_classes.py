@@ -13,6 +13,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,11 @@ from modelexport.tools.to_torch.call_layout import CallLayout
 from modelexport.tools.to_torch.expressions import code, literal, type_name
 from modelexport.tools.to_torch.module_nodes import ModuleNode
 from modelexport.traces.file_run import FileRun
+
+
+class _TooLargeError(Exception):
+    """More elements would be computed than the limit allows: the module is written out."""
+
 
 _CLASSES = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 
@@ -62,8 +68,10 @@ def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[M
         return None
     if "weight_ih_l0" not in module.entries or "weight_hh_l0" not in module.entries:
         return None
-    state, samples = _state(layout, module), {group.call: _sample(layout, group.call) for group in module.running}
-    if state is None:
+    state, samples = _state(layout, module), dict[ModuleCall, Sample | None]()
+    with suppress(_TooLargeError):
+        samples = {group.call: _sample(layout, group.call) for group in module.running}
+    if state is None or not samples:
         return None
     for options in _options(module):
         candidate = _CLASSES[module.class_name](**options).double()
@@ -119,9 +127,10 @@ def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments])
     crossed = sorted({abs(number) for number in (*floats, *defaults) if number and np.isfinite(number)})
     if state is None or len(crossed) > _FEW:
         return None
-    with warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()), torch.no_grad():
+    quietly = warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()), torch.no_grad()
+    with suppress(_TooLargeError), quietly[0], quietly[1], quietly[2]:
         tried = itertools.islice(itertools.chain(list(found), _arguments(kind, integers, floats)), _MOST_ARGUMENTS)
-        for arguments, candidate in _fitting(kind, state, tried, _sample(layout, calls[0])):
+        for arguments, candidate in _fitting(layout, kind, state, tried, _sample(layout, calls[0])):
             if all(_gives(candidate, sample) for call in calls for sample in _samples(layout, call, crossed)):
                 found.append(arguments)
                 given, named = arguments
@@ -134,7 +143,11 @@ _MOST_ARGUMENTS = 300
 
 
 def _fitting(
-    kind: type, state: Mapping[str, torch.Tensor], tried: Iterable[Arguments], sample: Sample | None
+    layout: CallLayout,
+    kind: type,
+    state: Mapping[str, torch.Tensor],
+    tried: Iterable[Arguments],
+    sample: Sample | None,
 ) -> Iterator[tuple[Arguments, nn.Module]]:
     """The modules of a class that compute a sample with a ``state_dict``, with their arguments.
 
@@ -156,6 +169,7 @@ def _fitting(
             candidate.load_state_dict(state, assign=True)
         except Exception:  # each class refuses arguments in its own way, and warns of others
             continue
+        _spend(layout, sample[0][0].size)
         if _gives(candidate, sample):
             yield (given, named), candidate
 
@@ -239,6 +253,8 @@ def _sample(
     layout: CallLayout, call: ModuleCall, seed: int = 0, crossed: float | None = None, dynamic: int = _DYNAMIC
 ) -> Sample | None:
     inputs, outputs = layout.inputs[call], layout.outputs[call]
+    nodes = [item for item in layout.groups[call].items if isinstance(item, ir.Node)]
+    _spend(layout, sum(_elements(value, dynamic) for value in (*inputs, *(each for n in nodes for each in n.outputs))))
     generator = np.random.default_rng(seed)
     arrays = [array for value in inputs if (array := _random(value, generator, dynamic, crossed)) is not None]
     if not inputs or len(arrays) < len(inputs):
@@ -252,6 +268,21 @@ def _sample(
             return arrays, run.values(outputs, given)
     except UsageError:
         return None
+
+
+def _elements(value: ir.Value, dynamic: int) -> int:
+    return math.prod(size if isinstance(size, int) else dynamic for size in value.shape or ())
+
+
+def _spend(layout: CallLayout, elements: int) -> None:
+    """Count elements before they are computed.
+
+    Raises:
+        _TooLargeError: They are more than the limit leaves.
+    """
+    if elements > layout.elements_left:
+        raise _TooLargeError
+    layout.elements_left -= elements
 
 
 def _compared(candidate: nn.Module, sample: Sample) -> RecurrentCall | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import re
 import sys
 import types
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -18,17 +20,18 @@ import onnx_ir as ir
 
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
-from modelexport.errors import UsageError
+from modelexport.errors import ModelExportWarning, UsageError
 from modelexport.files.atomic_writing import check_writable, replaced_together
-from modelexport.files.path_or_model import Source
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.to_torch.agreement_with_file import check_agreement
+from modelexport.tools.to_torch.arrays_as_tensors import as_tensor
 from modelexport.tools.to_torch.attention_pattern import put_attention_together
 from modelexport.tools.to_torch.call_layout import CallLayout
 from modelexport.tools.to_torch.class_writing import RESERVED_NAMES, ModuleClasses
 from modelexport.tools.to_torch.entries_as_nodes import Constants, Entries, entries_as_nodes
-from modelexport.tools.to_torch.expressions import TORCH_TYPES
 from modelexport.tools.to_torch.merged_classes import MergedClasses
 from modelexport.tools.to_torch.merged_nodes import separate_merged_nodes
 from modelexport.tools.to_torch.module_nodes import ModuleNodes
@@ -55,28 +58,45 @@ class TorchSource:
     lost: tuple[str, ...]
     """Entries that the file holds only in a form from which they cannot be computed; they are zeros in the model, which
     uses what the file holds."""
-    unnamed: tuple[str, ...] = ()
+    unnamed: tuple[str, ...]
     """Entries whose names are made up, because the file has none for them."""
+    file: Path
+    """The file."""
 
     def model(self) -> nn.Module:
         """The model, in evaluation mode, with its weights."""
-        name = f"{__name__}.generated_{id(self)}"
-        module = types.ModuleType(name)
-        module.__file__ = f"{self.class_name}.py"
-        sys.modules[name] = module  # classes are looked up there, for example to pickle a model
-        exec(compile(self.text, f"<{self.class_name} of to_torch>", "exec"), module.__dict__)
-        model: nn.Module = module.__dict__[self.class_name]()
+        model: nn.Module = self._module(self.text, f"<{self.class_name} of to_torch>").__dict__[self.class_name]()
         model = model.double() if self.is_wide else model
         for name, array in self.tensors.items():
             attrgetter(name)(model).data.copy_(as_tensor(array))
         return model.eval()
 
-    def write(self, path: str | Path) -> None:
-        """Write the source, and the weights beside it under the same name with ``.safetensors``.
+    def _module(self, text: str, path: str) -> types.ModuleType:
+        module = types.ModuleType(f"{__name__}.generated_{id(self)}")
+        module.__file__ = path
+        sys.modules[module.__name__] = module  # classes are looked up there, for example to pickle a model
+        exec(compile(text, path, "exec"), module.__dict__)
+        return module
+
+    def compared(self, model: nn.Module) -> str:
+        """Why a model of this source was not compared with the file; empty if it was, and computes the same.
+
+        Raises:
+            CheckError: It computes something else.
+        """
+        return check_agreement(self.file, model, lambda: torch_source(self.file, dtype="float64").model())
+
+    def write(self, path: str | Path) -> str:
+        """Write the source, and the weights beside it under the same name with ``.safetensors``, if what is written
+        computes what the file does.
+
+        Returns:
+            Why it was not compared with the file; empty if it was.
 
         Raises:
             OutputError: One of them exists, and was not written by this function.
             UsageError: The path does not end with ``.py``.
+            CheckError: It computes something else. Nothing is replaced.
         """
         from safetensors.torch import save_file
 
@@ -90,8 +110,12 @@ class TorchSource:
         tensors = {key: as_tensor(array) for key, array in self.tensors.items()}
         with replaced_together() as replacement:
             folder = replacement.folder(path.parent)
-            (folder / path.name).write_text(self.text, encoding="utf-8")
             save_file(tensors, folder / weights.name, metadata={"made_by": "modelexport"})
+            with (folder / weights.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            text = self.text.replace(_NO_DIGEST, f'WEIGHTS = "{digest}"', 1)
+            (folder / path.name).write_text(text, encoding="utf-8")
+            return self.compared(self._module(text, str(folder / path.name)).load())
 
 
 def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = "") -> nn.Module:
@@ -106,15 +130,20 @@ def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtyp
         FileFormatError: The file cannot be read, or its tags are damaged.
         MissingOperatorError: An operator has no counterpart. Names it, its module, and what to do.
         UsageError: A selector matches nothing.
+        CheckError: The model computes something else than the file.
     """
-    return torch_source(source, dropout=dropout, dtype=dtype).model()
+    made = torch_source(source, dropout=dropout, dtype=dtype)
+    model = made.model()
+    if reason := made.compared(model):
+        warnings.warn(f"the model was not compared with {made.file}: {reason}", ModelExportWarning, stacklevel=2)
+    return model
 
 
 def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = "") -> TorchSource:
     """The code and weights of such a model: see :func:`to_torch`."""
     if dtype not in ("", "float64"):
         raise UsageError(f"dtype is {dtype}: give float64, or leave it out")
-    tagged = read_tagged(source)
+    tagged = read_tagged(path := as_path(source))
     _ = tagged.hierarchy  # read while the graph is still the file's
     refuse_damaged_nodes(tagged.model)
     tagged.model.graph.inputs[:] = required_inputs(tagged.model)  # an initializer is a parameter, an argument never
@@ -139,7 +168,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     texts = MergedClasses(classes.classes, classes.wanted, name, RESERVED_NAMES).texts.values()
     is_whole = all(classes.has(key) for key in tensors) and tensors.keys() == {*nodes.entries()}
     text = _file_text(tagged, classes, texts, name, _LOAD_ENTRIES if is_whole else _LOAD)
-    return TorchSource(text, name, tensors, layout.is_wide, tuple(entries.lost), tuple(entries.unnamed))
+    return TorchSource(text, name, tensors, layout.is_wide, tuple(entries.lost), tuple(entries.unnamed), path)
 
 
 def _returned(tagged: TaggedFile) -> set[str | None]:
@@ -166,6 +195,7 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, texts: Iterable[str],
     )
     head = {
         "from __future__ import annotations\n": bool(classes.helpers),
+        "import hashlib": True,
         "import math": "math." in body,
         "from collections import OrderedDict": "OrderedDict(" in body,
         "from collections.abc import Callable, Sequence": "Sequence[" in body or "Callable[" in body,
@@ -180,19 +210,30 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, texts: Iterable[str],
     }
     imports = "\n".join(line for line, is_needed in head.items() if is_needed)
     load = load.replace("NAME()", f"{name}(){'.double()' if classes.layout.is_wide else ''}")
-    return f'"""{docstring}"""\n\n{imports}\n\n\n{body.rstrip()}\n\n\n{load}'
+    return f'"""{docstring}"""\n\n{imports}\n\n{_NO_DIGEST}\n\n\n{body.rstrip()}\n\n\n{_OWN_WEIGHTS}\n\n{load}'
 
 
-_LOAD_ENTRIES = '''def load(path=Path(__file__).with_suffix(".safetensors")):
-    """The model, in evaluation mode, with the weights of a safetensors file."""
+_NO_DIGEST = 'WEIGHTS = ""'
+"""The line that has the digest of the weights file once that is written."""
+_OWN_WEIGHTS = '''def own_weights():
+    """The file of weights that was written with this code; another one is refused."""
+    path = Path(__file__).with_suffix(".safetensors")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != WEIGHTS:
+            raise ValueError(f"{path} was not written with {__file__}: give load() its path if it should be loaded")
+    return path
+
+'''
+_LOAD_ENTRIES = '''def load(path=None):
+    """The model, in evaluation mode, with its weights or those of another safetensors file."""
     model = NAME()
-    model.load_state_dict(load_file(path))
+    model.load_state_dict(load_file(path or own_weights()))
     return model.eval()
 '''
-_LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):
-    """The model, in evaluation mode, with the weights of a safetensors file."""
+_LOAD = '''def load(path=None):
+    """The model, in evaluation mode, with its weights or those of another safetensors file."""
     model = NAME()
-    for name, tensor in load_file(path).items():
+    for name, tensor in load_file(path or own_weights()).items():
         attrgetter(name)(model).data.copy_(tensor)
     return model.eval()
 '''
@@ -231,18 +272,3 @@ def _tensors(
                 if value in classes.stored and tensor.dtype != ir.DataType.STRING:
                     found[f"{path}.{name}".lstrip(".")] = tensor.numpy()
     return found
-
-
-def as_tensor(array: np.ndarray[Any, Any]) -> Any:
-    """An array, of any of ONNX's types, as a tensor of torch."""
-    import torch
-
-    name = array.dtype.name
-    if name in TORCH_TYPES:
-        array = array.astype(np.dtype(TORCH_TYPES[name]))
-    elif name == "bfloat16" or name.startswith("float8"):
-        bits = torch.from_numpy(
-            np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(f"i{array.dtype.itemsize}")
-        )
-        return bits.view(getattr(torch, name)).clone()
-    return torch.from_numpy(np.array(array))

@@ -36,7 +36,7 @@ def to_torch(
         if not sign:
             raise UsageError(f"--dropout {text}: give a selector and a probability, as 'encoder.layer.*=0.1'")
     source = torch_source(file, dropout=chosen)
-    source.write(output)
+    not_compared = source.write(output)
     lines = [
         f"wrote {output}: {source.class_name}, {plural(source.text.count(chr(10)), 'line')}; weights in "
         f"{output.with_suffix('.safetensors').name}: {plural(len(source.tensors), 'tensor')}"
@@ -51,11 +51,14 @@ def to_torch(
             f"{plural(len(source.unnamed), 'weight')} without a name in the file became parameters: "
             f"{first_few(source.unnamed)}"
         )
+    if not_compared:
+        lines.append(f"not compared with {file.name}: {not_compared}")
     result = {
         "path": str(output),
         "class": source.class_name,
         "tensors": len(source.tensors),
         "lost": list(source.lost),
         "unnamed": list(source.unnamed),
+        "not_compared": not_compared,
     }
     print_result(result, lambda: "\n".join(lines), as_json=as_json)

@@ -109,7 +109,16 @@ class ValueScope:
     # Operands: what the table of operators asks
 
     def tensor(self, value: ir.Value) -> ast.expr:
-        """A value as an expression."""
+        """A value as an expression.
+
+        Raises:
+            UsageError: It is a tensor of texts.
+        """
+        if value.dtype == ir.DataType.STRING:
+            raise UsageError(
+                f"{value.name} is a tensor of texts, which PyTorch does not have: cut out the nodes before it with "
+                "`modelexport extract`"
+            )
         self._taken[value] += 1
         numbers = self.numbers(value)
         if numbers is not None:
@@ -220,6 +229,7 @@ def with_names_used_again(arguments: Sequence[str], lines: Sequence[str]) -> lis
         target: Any = statement.targets[0] if isinstance(statement, ast.Assign) else None
         name = target.id if isinstance(target, ast.Name) else ""
         base = re.sub(r"_\d+$", "", name)
+        base = base if identifier(base) == base else name  # class_1 cannot be class
         before, after = ([node for nodes in part for node in nodes] for part in (used[: place + 1], used[place + 1 :]))
         stored = {node.id for node in before if isinstance(node.ctx, ast.Store)}
         is_free = base in stored or base in arguments or base not in {node.id for node in before}

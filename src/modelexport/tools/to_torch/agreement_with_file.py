@@ -1,0 +1,143 @@
+"""Whether code of PyTorch computes what the file computes that it was made from, for several inputs and sizes.
+
+The file is run by ONNX Runtime. Where the results differ, exact runs decide: a choice or a rounded integer may hang on
+the last digit, and integer products of some processors saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport.core.limits import CHECKED_BYTES
+from modelexport.core.text import error_line
+from modelexport.errors import CheckError, FileFormatError, InputsError, UsageError
+from modelexport.files.linked_weights import data_files
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format import keys
+from modelexport.graph.nodes import all_nodes, draws
+from modelexport.graph.properties import drop_tag_attributes, text_of
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import Session, open_session, run_session
+from modelexport.runtime.varied_inputs import varied_inputs
+from modelexport.tools.to_torch.arrays_as_tensors import as_tensor
+from modelexport.traces.array_differences import compare_arrays
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.tolerances import ALLOWED, FROM_STORED_VALUES
+
+Feeds = Mapping[str, Any]
+_RUNS = 4
+"""With how many inputs the two are compared, at most."""
+_NARROW = ("float16", "bfloat16")
+
+
+def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Module]) -> str:
+    """Compare the outputs of a model with those of the file that it was made from, in evaluation mode.
+
+    Args:
+        in_float64: Makes the model that computes in float64 what the file computes in its own type.
+
+    Returns:
+        Why they were not compared; empty if they were, and agree.
+
+    Raises:
+        CheckError: The model computes something else than the file, or fails where the file does not.
+    """
+    if sum(each.stat().st_size for each in (path, *data_files(path)) if each.is_file()) > CHECKED_BYTES:
+        return f"the file has more than {CHECKED_BYTES:,} bytes"
+    file = load_onnx(path)
+    if text_of(file, keys.ENCODING) == "attributes":
+        drop_tag_attributes(file)
+    if drawn := next((node for node in all_nodes(file) if draws(node)), None):
+        return f"it draws random numbers ({drawn.op_type})"
+    try:
+        session = open_session(file, folder=path.parent)
+        first = make_random_inputs(file, session)
+    except FileFormatError:
+        raise
+    except InputsError as error:
+        return f"ONNX Runtime does not run it: {error_line(error).partition('; ')[0]}"
+    except UsageError as error:
+        return error_line(error)
+    exact: list[nn.Module] = []
+    for feeds, outputs in _runs(file, session, first):
+        if fault := _fault(model, feeds, _flat(outputs.values())):
+            exact = exact or [in_float64()]
+            if not (_agrees_in_float64(file, exact[0], feeds) or _agrees_with_reference(path, model, feeds)):
+                raise CheckError(f"the code of PyTorch does not compute what {path} does ({fault}): please report it")
+    return ""
+
+
+def _runs(file: ir.Model, session: Session, first: Feeds) -> Iterator[tuple[Feeds, Feeds]]:
+    """Inputs that the file takes, of other sizes where axes are dynamic, with what it gives."""
+    varied = [feeds for _, feeds in varied_inputs(file, first)] if first else []
+    for feeds in (first, *varied[1 - _RUNS :]):  # other sizes are the last
+        try:
+            yield feeds, run_session(session, feeds)
+        except UsageError:  # the file need not take what is not the first
+            continue
+
+
+def _fault(model: nn.Module, feeds: Feeds, wanted: Sequence[Any], *, wide: bool = False) -> str:
+    """In what a model's outputs differ from the right ones; empty if they do not.
+
+    Args:
+        wide: Both are in float64.
+    """
+    given = [as_tensor(array) for array in feeds.values()]
+    try:
+        with torch.no_grad():
+            found = _tensors(model(*(each.double() if wide and each.is_floating_point() else each for each in given)))
+    except Exception as error:  # any code, given any tensors
+        return f"it fails on inputs that the file takes: {error_line(error)}"
+    right = [as_tensor(array) for array in wanted]
+    if len(found) != len(right):
+        return f"it gives {len(found)} tensors instead of {len(right)}"
+    for number, (one, other) in enumerate(zip(right, found, strict=True)):
+        allowed = FROM_STORED_VALUES if wide else ALLOWED.get(str(other.dtype).partition(".")[2])
+        result = compare_arrays(f"{number}", _array(one), _array(other), allowed=allowed)
+        if result.status == "differ":
+            return f"output {number}: {result.reason}"
+    return ""
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else None
+    return [result] if parts is None else [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _flat(results: Any) -> list[Any]:
+    return [array for each in results for array in (_flat(each) if isinstance(each, list) else [np.asarray(each)])]
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor as an array of a type that NumPy has."""
+    narrow = tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    return (tensor.float() if narrow else tensor).detach().numpy()
+
+
+def _agrees_in_float64(file: ir.Model, model: nn.Module, feeds: Feeds) -> bool:
+    types = {value.dtype.name.lower() for value in file.graph.initializers.values() if value.dtype is not None}
+    types |= {value.dtype.name.lower() for value in file.graph.inputs if value.dtype is not None}
+    kind = next((name for name in _NARROW if name in types), "float32")
+    try:
+        outputs = FileRun(file, in_float64_for=kind).run(feeds)
+    except UsageError:
+        return False
+    return not _fault(model, feeds, _flat(outputs.values()), wide=True)
+
+
+def _agrees_with_reference(path: Path, model: nn.Module, feeds: Feeds) -> bool:
+    from onnx.reference import ReferenceEvaluator  # slow to import
+
+    try:
+        outputs = ReferenceEvaluator(str(path)).run(None, dict(feeds))
+    except Exception:  # it lacks operators, and raises various errors
+        return False
+    return not _fault(model, feeds, _flat(outputs))
