@@ -579,3 +579,18 @@ def test_a_size_that_no_operator_of_an_old_file_reads_off_an_input_is_an_input(t
     for opset, inputs in ((13, ["i", "s"]), (15, ["i"])):
         cut = modelexport.extract(written(tmp_path / f"{opset}.onnx", text, opset), "c", tmp_path / "c.onnx")
         assert [value.value for value in cut.inputs] == inputs
+
+
+def test_a_wrong_shape_in_a_loop_does_not_hide_the_types_of_what_is_outside(tmp_path: Path) -> None:
+    """ONNX Runtime merges such shapes; paddle2onnx writes them."""
+    branches = [
+        f"{name}_branch = {name} () => (int64 {name}_u) {{ {name}_u = Identity (s) }}" for name in ("then", "else")
+    ]
+    text = f"""g (float[N, 4] x, int64 m, bool k, int64[1] z) => (float[N, 4] y, int64[1] e) {{
+        a = Relu (x)
+        y = Sigmoid (a)
+        e = Loop (m, k, z) <body = b (int64 i, bool c, int64[1] s) => (bool d, int64 t) {{
+            t = If (c) <{", ".join(branches)}>
+            d = Identity (c) }}> }}"""
+    done = commands.run("extract", written(tmp_path / "m.onnx", text), "--to", "a", "-o", tmp_path / "part.onnx")
+    assert done.returncode == 0, done.stderr

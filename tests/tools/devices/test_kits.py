@@ -63,6 +63,18 @@ def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path
     assert (report.agrees, report.whole.status, report.whole.reason) == (False, "crashed", "one\\ntwo\\x1b[31m")
 
 
+def test_a_kit_is_not_written_through_a_link_inside_its_folder(tmp_path: Path) -> None:
+    export(Model(), {"x": torch.randn(2, 4)}, tmp_path / "model.onnx")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "values").symlink_to(tmp_path / "outside")
+    refused = run("kit", tmp_path / "model.onnx", "-o", tmp_path / "kit")
+    assert refused.returncode == 2 and "values is a symbolic link" in refused.stderr
+    assert [*(tmp_path / "outside").iterdir()] == [] and [each.name for each in (tmp_path / "kit").iterdir()] == [
+        "values"
+    ]
+
+
 def test_a_kit_knows_the_weights_files_of_its_model(tmp_path: Path) -> None:
     export(Model(), {"x": torch.randn(2, 4)}, tmp_path / "inside.onnx")
     file, data, kit = tmp_path / "model.onnx", tmp_path / "model.data", tmp_path / "kit"

@@ -142,7 +142,8 @@ def test_gradients_are_right(operator: str) -> None:
         weights,
     )  # fmt: skip
     model = to_torch(
-        ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])), dtype="float64"
+        ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)),
+        dtype="float64",
     )
     given = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     entries = dict(model.named_parameters())

@@ -62,9 +62,9 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
     except FileFormatError:
         raise
     except InputsError as error:
-        return f"ONNX Runtime does not run it: {error_line(error).partition('; ')[0]}"
+        return f"ONNX Runtime does not run it ({str(error).partition('; ')[0]})"
     except UsageError as error:
-        return error_line(error)
+        return str(error)
     exact: list[nn.Module] = []
     for feeds, outputs in _runs(file, session, first):
         if fault := _fault(model, feeds, _flat(outputs.values())):
