@@ -69,6 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "ModuleView": tagged["blocks.0"],
         "Table": modelexport.cost(file),
         "ModuleProfile": modelexport.profile(file, runs=1, warmup=1),
+        "FileValues": modelexport.values(file),
         "FileComparison": modelexport.compare(file, file),
         "Extracted": tagged.extract("blocks.3", folder / "block.onnx"),
         "Split": modelexport.split(file, folder / "stages", stages=2),

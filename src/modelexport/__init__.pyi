@@ -39,6 +39,7 @@ from modelexport.tools.devices.placing import place as place
 from modelexport.tools.figures.measured_parts import cost_parts as cost_parts
 from modelexport.tools.figures.measured_parts import profile_parts as profile_parts
 from modelexport.tools.figures.profiles import profile as profile
+from modelexport.tools.figures.values import values as values
 from modelexport.tools.generate.verify_by_generation import GenerationReport as GenerationReport
 from modelexport.tools.generate.verify_by_generation import verify_generation as verify_generation
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport as PipelineReport

@@ -55,6 +55,7 @@ COMMANDS: dict[str, Arguments] = {
     "kit": lambda file, words: [str(file), "-o", "kit/", *(f"--module={word}" for word in words)],
     "compare": lambda file, words: [str(file), str(file), *words],
     "cost": lambda file, words: [str(file), *words],
+    "values": lambda file, words: [str(file), *words],
     "profile": lambda file, words: [str(file), *words, "--runs", "1"],
     "sensitivity": lambda file, words: [str(file), *words, "--to", "int4", "--data", data_for(file)],
     "split": lambda file, words: [str(file), "-o", "stages/", *(f"--at={word}" for word in words)],
@@ -95,7 +96,7 @@ def test_a_command_takes_a_union_without_what_is_taken_away(
     inside = {call.address for call in tagged.select(*PICKED).inside}
     assert {call.address for call in tagged.select(*UNION).inside} == inside
     document = json.loads(done.stdout)
-    if name in ("cost", "profile", "sensitivity"):
+    if name in ("cost", "profile", "sensitivity", "values"):
         assert {row["address"] for row in document["rows"]} == inside
     if name == "nodes":
         assert all(inside & {row["call"], *row["also"]} for row in document)

@@ -68,6 +68,7 @@ CASES = {
         [*DATA, "library.so"],
     ),
     "cost": Case(["copied.onnx"], ["--html", "--node-data"], DATA),
+    "values": Case(["copied.onnx"], ["--html", "--node-data"], DATA),
     "profile": Case(
         ["copied.onnx", "--inputs", "arrays.npz", "--against", "plain.onnx", "--runs", "1", "--warmup", "1"],
         ["--html", "--node-data"],

@@ -23,6 +23,8 @@ class Kind(enum.StrEnum):
     """The sum. Figures are integers in units of ``1 / scale``, so that sums are exact."""
     LARGEST = "largest"
     """The maximum: memory in use at one time, errors."""
+    SMALLEST = "smallest"
+    """The minimum."""
     RATIO = "ratio"
     """The sum of one column divided by the sum of another."""
     SPREAD = "spread"
@@ -46,6 +48,10 @@ class Column:
     def number(self, figure: Figure) -> Figure:
         """A figure in the unit of the column, for JSON."""
         return figure / self.scale if self.scale > 1 else figure
+
+
+COMBINED = (Kind.SUM, Kind.LARGEST, Kind.SMALLEST)
+"""Kinds of columns whose figures nodes have themselves."""
 
 
 def column_named(columns: Iterable[Column], name: str) -> Column:
@@ -93,6 +99,27 @@ SHARE = Column("share", "of the time of nodes", Kind.RATIO, of=("node_seconds", 
 SPREAD = Column("spread", "seconds", Kind.SPREAD, scale=10**9, of=("seconds", ""))
 ERROR = Column("error", "error, share of size", Kind.LARGEST)
 SENSITIVITY = Column("sensitivity", "relative error of the output", Kind.LARGEST)
+SMALLEST = Column("smallest", "value", Kind.SMALLEST)
+LARGEST = Column("largest", "value", Kind.LARGEST)
+COUNTED = Column("counted", "elements", hidden=True)
+"""Of the computed values, those that are neither NaN nor infinite."""
+SIZES = Column("sizes", "sum of sizes", hidden=True)
+MEAN_SIZE = Column("mean_size", "mean size of an element", Kind.RATIO, of=("sizes", "counted"))
+ZERO = Column("zero_elements", "elements", hidden=True)
+ZEROS = Column("zeros", "of the elements", Kind.RATIO, of=("zero_elements", "counted"))
+NAN = Column("nan", "elements")
+INFINITE = Column("infinite", "elements")
+IN_FLOAT16 = Column("float16", "of the largest number of float16", Kind.LARGEST)
+LOST = Column("lost_elements", "elements", hidden=True)
+LOST_IN_FLOAT16 = Column(
+    "float16_lost", "of the elements, zero in float16 alone", Kind.RATIO, of=("lost_elements", "counted")
+)
+IN_BFLOAT16 = Column("bfloat16", "of the largest number of bfloat16", Kind.LARGEST)
+VALUES = (
+    LARGEST, SMALLEST, MEAN_SIZE, ZEROS, NAN, INFINITE, IN_FLOAT16, LOST_IN_FLOAT16, IN_BFLOAT16,
+    COUNTED, SIZES, ZERO, LOST,
+)  # fmt: skip
+"""The columns of the values that a file computes."""
 COST = (
     PARAMETERS, BUFFERS, BYTES, BITS, HELD, PRECISION, MACS, FLOPS, ACTIVATION_BYTES, MOVED_BYTES, INTENSITY, PEAK_BYTES
 )  # fmt: skip

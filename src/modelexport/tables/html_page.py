@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
@@ -29,6 +30,9 @@ from modelexport.tables.model_explorer import ExplorerPlace
 from modelexport.tables.page_graph import page_graph
 from modelexport.tables.table import Table, share_out
 from modelexport.tagged.file import TaggedFile
+
+if TYPE_CHECKING:  # which imports the runtime
+    from modelexport.traces.value_ranges import ValueRange
 
 Section = tuple[str, Sequence[Sequence[str]]]
 """A heading and rows of cells; the first cell of each row is a heading too."""
@@ -51,6 +55,8 @@ class Page:
     """The path of a module to the Python module and the line of its class."""
     file: TaggedFile | None = None
     """The file that the table is of, whose graph is drawn; its nodes are the first of the table."""
+    ranges: Mapping[ir.Value, ValueRange] | None = None
+    """What the values of the file were when it was run."""
     other_file: TaggedFile | None = None
     """The other file, whose graph is drawn beside it."""
     other_shapes: Shapes | None = None
@@ -59,7 +65,7 @@ class Page:
     """Which nodes of the two files are the same."""
 
 
-SCRIPTS = ("data", "icicle", "tree", "detail", "graph_boxes", "graph_drawing", "graph", "page")
+SCRIPTS = ("data", "icicle", "tree", "values", "detail", "graph_boxes", "graph_drawing", "graph", "page")
 """The scripts of the page, in the order in which they run."""
 
 
@@ -102,7 +108,7 @@ def _data(page: Page) -> dict[str, Any]:
     operators, nodes = _nodes(table, len(page.file.nodes) if page.file is not None else 0)
     graph = {}
     if page.file is not None:
-        drawn = page_graph(page.file, table.shapes)
+        drawn = page_graph(page.file, table.shapes, page.ranges)
         graph = {"values": drawn.values, "types": drawn.types, "attributes": drawn.attributes}
         nodes = [*map(list.__add__, nodes, drawn.nodes), *nodes[len(drawn.nodes) :]]
     sources = list(dict.fromkeys(page.sources.values()))

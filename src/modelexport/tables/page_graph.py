@@ -5,8 +5,9 @@ Texts that many nodes and values share, such as types and attributes, are listed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -17,6 +18,9 @@ from modelexport.graph.nodes import graphs_of, nested_graphs, sizes_of, stored_t
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.shapes import Shapes
 from modelexport.tagged.file import TaggedFile
+
+if TYPE_CHECKING:  # which imports the runtime
+    from modelexport.traces.value_ranges import ValueRange
 
 _ATTRIBUTE = 60
 """The most characters of an attribute that are shown."""
@@ -42,16 +46,19 @@ class PageGraph:
     """For each node of the file, in order: the numbers of the values that it takes and gives, that of its attributes,
     and for a node in a nested graph the number of the enclosing node and the name of the graph."""
     values: list[list[Any]]
-    """Name, number of the type, and what else it is."""
+    """Name, number of the type, what else it is, and of what was computed the range."""
     types: list[str]
     attributes: list[str]
 
 
-def page_graph(tagged: TaggedFile, shapes: Shapes | None = None) -> PageGraph:
+def page_graph(
+    tagged: TaggedFile, shapes: Shapes | None = None, ranges: Mapping[ir.Value, ValueRange] | None = None
+) -> PageGraph:
     """The graph of a file.
 
     Args:
         shapes: Shapes of values whose shape the file does not have.
+        ranges: What values were when the file was run.
     """
     types, attributes = Listed(), Listed()
     weights = {value for value, _ in stored_tensors(tagged.model)}
@@ -63,7 +70,8 @@ def page_graph(tagged: TaggedFile, shapes: Shapes | None = None) -> PageGraph:
         if value not in numbers:
             numbers[value] = len(values)
             kind = WEIGHT * (value in weights) + RESULT * (value in results)
-            values.append([_name(value), types.number(type_text(value, shapes)), kind])
+            known = [] if ranges is None or value not in ranges else [_numbers(ranges[value])]
+            values.append([_name(value), types.number(type_text(value, shapes)), kind, *known])
         return numbers[value]
 
     places = {node: index for index, node in enumerate(tagged.nodes)}
@@ -84,6 +92,15 @@ def page_graph(tagged: TaggedFile, shapes: Shapes | None = None) -> PageGraph:
         for node in tagged.nodes
     ]
     return PageGraph(nodes, values, list(types.numbers), list(attributes.numbers))
+
+
+def _numbers(numbers: ValueRange) -> list[Any]:
+    """Smallest and largest, how many elements there are, are zero, NaN and infinite, and those by powers of two."""
+    known = numbers.smallest <= numbers.largest
+    first = min(numbers.powers, default=0)
+    powers = [numbers.powers[power] for power in range(first, max(numbers.powers, default=-1) + 1)]
+    ends = [numbers.smallest, numbers.largest] if known else [None, None]
+    return [*ends, numbers.elements, numbers.zeros, numbers.nan, numbers.infinite, first, powers]
 
 
 def type_text(value: ir.Value, shapes: Shapes | None = None) -> str:

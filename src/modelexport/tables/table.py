@@ -17,7 +17,7 @@ from modelexport.core.selectors import Selection
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import plural, shortened
 from modelexport.runtime.shapes import Shapes
-from modelexport.tables.columns import Column, Figure, Kind, column_named, sorted_by
+from modelexport.tables.columns import COMBINED, Column, Figure, Kind, column_named, sorted_by
 
 By = Literal["call", "module", "class"]
 OUTSIDE = "(outside of modules)"
@@ -92,9 +92,7 @@ class Table:
     @cached_property
     def own(self) -> Mapping[str, Mapping[ModuleCall, Figure]]:
         """Column to the own figures of calls, without figures that belong to no call."""
-        return {
-            column.name: self._by_call(column) for column in self.columns if column.kind in (Kind.SUM, Kind.LARGEST)
-        }
+        return {column.name: self._by_call(column) for column in self.columns if column.kind in COMBINED}
 
     @cached_property
     def outside(self) -> Mapping[str, Figure]:
@@ -115,7 +113,7 @@ class Table:
         """The figures of the whole file, including those that belong to no call."""
         whole: dict[str, Figure] = {}
         for column in self.columns:
-            if column.kind in (Kind.SUM, Kind.LARGEST):
+            if column.kind in COMBINED:
                 figures = [*self.own[column.name].values()]
                 outside = [n.figures[column.name] for n in self.nodes if not n.calls and column.name in n.figures]
                 if (joined := _joined(column, [*figures, *outside])) is not None:
@@ -225,7 +223,7 @@ class Table:
         sums = {
             column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
             for column in self.columns
-            if column.kind in (Kind.SUM, Kind.LARGEST)
+            if column.kind in COMBINED
         }
         figures = {name: figure for name, figure in sums.items() if figure is not None}
         return self._with_derived(figures, (node.runs for node in nodes if node.runs))
@@ -253,9 +251,11 @@ class Table:
 
 
 def share_out(figure: Figure, count: int) -> list[Figure]:
-    """Split a figure into parts that are as equal as integers can be and add up to it, the larger ones first."""
+    """Split a figure into equal parts; an integer into integers that add up to it, the larger ones first."""
     if count == 1:
         return [figure]
+    if isinstance(figure, float):
+        return [figure / count] * count
     least, more = divmod(figure, count)
     return [least + (index < more) for index in range(count)]
 
@@ -264,8 +264,8 @@ def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
     """Combine the figures of several nodes or calls; ``None`` if there are none."""
     if not figures:
         return None
-    if column.kind is Kind.LARGEST:
-        return max(figures)
+    if column.kind is not Kind.SUM:
+        return max(figures) if column.kind is Kind.LARGEST else min(figures)
     return sum(figures)
 
 

@@ -14,6 +14,7 @@ from modelexport.terminal.printing import document_of_parts, fitting_depth, form
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
     from modelexport.tables.columns import Column
+    from modelexport.tables.html_page import Page
     from modelexport.tables.table import Table
     from modelexport.tagged.file import TaggedFile
 
@@ -68,12 +69,14 @@ def show(
     selectors: Sequence[str],
     shown: Shown,
     results: Mapping[str, Any] | None = None,
+    pages: Sequence[Page] = (),
 ) -> None:
     """Write the tables of a file or of the parts of a package in all the ways that were asked for.
 
     Args:
         tables: Of a file under an empty name, or of parts by name.
         results: What the tables are of, by the same names, if their documents have more than the tables.
+        pages: What the HTML page shows, if it is more than the tables.
     """
     from modelexport.terminal import show_table
 
@@ -89,7 +92,7 @@ def show(
     if shown.html is not None:
         from modelexport.tables.html_page import Page, write_page
 
-        write_page(shown.html, *(Page(table, main, part=name) for name, table in tables.items()))
+        write_page(shown.html, *(pages or [Page(table, main, part=name) for name, table in tables.items()]))
     if shown.as_json:
         documents = {
             name: (results or tables)[name].document(by=shown.by, depth=shown.depth, only=only, sort=shown.sort)

@@ -69,8 +69,9 @@ TOOLS = (
         "figures",
         ("cost", "look", "show parameters, operations and memory of each module"),
         ("profile", "look", "run a file, and show the time of each module"),
+        ("values", "look", "run a file, and show the range of each module's values and the first NaN"),
         ("report", "look", "write tree, cost and verification to an HTML page"),
-        runs_model=("profile",),
+        runs_model=("profile", "values"),
     ),
     _tool("compare", ("compare", "check", "show how two files differ, module by module")),
     _tool(

@@ -5,13 +5,15 @@ let words = "", sorted = false;
 // What is shown beside the chosen figure, where the file has it; beside another file, what differs.
 const BESIDE = ["seconds", "flops", "parameters", "precision", "error"];
 const COMPARED = ["seconds", "bytes", "precision", "error"];
+const SHARES = ["share", "zeros", "float16", "float16_lost", "bfloat16"];
 const LABELS = { bytes: "weights", flops: "operations", macs: "multiply-adds", activation_bytes: "activations",
   peak_bytes: "peak memory", precision: "bits per weight", intensity: "operations per byte", seconds: "time",
   seconds_alone: "time alone", share: "share of time", spread: "spread of time", error: "relative error",
-  against_ratio: "times as long" };
+  against_ratio: "times as long", nan: "NaN", infinite: "infinities", float16: "share of float16\u2019s range",
+  float16_lost: "zero in float16", bfloat16: "share of bfloat16\u2019s range", zeros: "share of zeros" };
 const other = which => shown.find(c => c.name === "against_" + which.name);
 const make = (name, attributes = {}, text) => {
-  const svg = ["rect", "text", "title", "g", "path", "defs", "marker"].includes(name);
+  const svg = ["rect", "text", "title", "g", "path", "defs", "marker", "svg", "line"].includes(name);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   if (text !== undefined) element.textContent = text;
@@ -60,7 +62,7 @@ function read(part) {
     for (const column of columns) {
       const name = column.name, own = row.own[name];
       if (column.kind === "sum" && own !== undefined) row.total[name] = (row.total[name] || 0) + own;
-      if (column.kind === "largest" && own !== undefined) row.total[name] = Math.max(row.total[name] ?? own, own);
+      if (column.kind in ENDS && own !== undefined) row.total[name] = ENDS[column.kind](row.total[name] ?? own, own);
     }
     if (row.parent === null) continue;
     const above = rows[row.parent];
@@ -69,7 +71,7 @@ function read(part) {
       const total = row.total[name];
       if (total === undefined) continue;
       if (kind === "sum") above.total[name] = (above.total[name] || 0) + total;
-      if (kind === "largest") above.total[name] = Math.max(above.total[name] ?? total, total);
+      if (kind in ENDS) above.total[name] = ENDS[kind](above.total[name] ?? total, total);
     }
   }
   shown = shown.filter(({ name, kind }) => kind === "ratio" || name in root.total || data.whole[name] !== null);
@@ -114,12 +116,15 @@ function readOther(first) {
 function scale(name) { return columns.find(c => c.name === name)?.scale || 1; }
 
 // Two figures of a column as one.
-const joinedFigures = (kind, one, two) => kind === "sum" ? one + two : Math.max(one, two);
+const ENDS = { largest: Math.max, smallest: Math.min };
+const joinedFigures = (kind, one, two) => kind === "sum" ? one + two : ENDS[kind](one, two);
 
 function text(value, which = column) {
   if (value === undefined || value === null) return "";
   const number = value / (which.scale || 1);
-  if (which.name === "share") return (100 * number).toFixed(1) + " %";
+  if (SHARES.includes(which.name)) {
+    return (number && Math.abs(number) < 1e-3 ? (100 * number).toExponential(1) : (100 * number).toFixed(1)) + " %";
+  }
   if (which.unit === "seconds") {
     if (Math.abs(number) >= 1) return number.toPrecision(3) + " s";
     return Math.abs(number) >= 1e-3 ? (number * 1e3).toPrecision(3) + " ms" : (number * 1e6).toPrecision(3) + " us";

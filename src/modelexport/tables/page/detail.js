@@ -30,6 +30,7 @@ function choose(row, opened = true) {
   detail.replaceChildren(make("p", { class: "empty" }, row.tag), ...(row.source ? [source(row.source)] : []), figures);
   if (!nodes.length) detail.append(make("h2", {}, "no nodes"));
   else detail.append(kinds(nodes, figure));
+  detail.append(...histogram(nodes.filter(node => node.outputs)));
   for (const [one, listedNodes] of [["of the module itself", nodes.filter(node => own.has(node))],
     ["of its parts", nodes.filter(node => !own.has(node))]]) {
     if (!listedNodes.length) continue;

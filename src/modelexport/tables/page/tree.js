@@ -97,7 +97,11 @@ function pick(which) {
   byId("column").value = which.name;
   drawLargest();
   choose(chosen, false);
-  drawGraph();
+  if (hasGraph()) {
+    level.plan = laidOut(level);  // boxes are as wide as their figures
+    drawGraph();
+    showItem();
+  }
 }
 
 function drawTree() {

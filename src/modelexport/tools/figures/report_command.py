@@ -23,6 +23,12 @@ def report(
         metavar="OTHER.onnx",
         file="read",
     ),
+    with_values: bool = option(
+        False, "Also run FILE node by node, and show what each module computes.", flag="--values"
+    ),
+    data: Path | None = option(
+        None, "Inputs for that: arrays, texts, or a folder of images.", metavar="X", file="read"
+    ),
     provider: str = DEVICE,
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
@@ -34,8 +40,19 @@ def report(
         raise UsageError(
             f"ONNX Runtime has no times of nodes on {device}: `modelexport profile --device` cuts calls out"
         )
+    if data is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --data with one of its parts")
     if against is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against with one of its parts")
     with stages("report"):
-        write_report_page(file, output, sizes=parsed_sizes(size), profiled=profiled, provider=provider, against=against)
+        write_report_page(
+            file,
+            output,
+            sizes=parsed_sizes(size),
+            profiled=profiled,
+            provider=provider,
+            against=against,
+            with_values=with_values,
+            data=data,
+        )
     print(output)

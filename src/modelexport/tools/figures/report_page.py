@@ -26,6 +26,7 @@ from modelexport.tagged.package import files_of
 from modelexport.tools.figures.measured_parts import DECODE, common_sizes, cost_parts, profile_parts, profile_same
 from modelexport.tools.figures.profiles import ModuleProfile, noise_note
 from modelexport.tools.figures.side_by_side import cost_against, profile_against
+from modelexport.tools.figures.values import FileValues, values
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_reference import verify_reference
@@ -69,6 +70,8 @@ def write_report_page(
     provider: str = CPU,
     against: Path | None = None,
     verified: Mapping[str, VerifyReport | None] | None = None,
+    with_values: bool = False,
+    data: Path | None = None,
 ) -> None:
     """Write one page with the verification, facts, tree, coverage and cost of a file.
 
@@ -80,6 +83,9 @@ def write_report_page(
             of the verification, and with ``profiled`` its time.
         verified: The verification of the file, under an empty name, or of the parts; without it a file is compared with
             reference values, if these are beside it.
+
+        with_values: Also run it node by node, and show the values.
+        data: The inputs for that; by default those of the reference values, or random ones.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -101,7 +107,8 @@ def write_report_page(
         # A part that takes prompts and single tokens alike is there twice.
         tagged = read_tagged(files.get(name) or files[DECODE])
         known = (verified or {}).get(name if name in files else DECODE)
-        pages.append(_page(name, table, tagged, times.get(name), against, known))
+        computed = values(tagged, data) if with_values or data is not None else None
+        pages.append(_page(name, table, tagged, times.get(name), against, known, computed))
     write_page(output, *pages)
 
 
@@ -112,6 +119,7 @@ def _page(
     measured: ModuleProfile | None,
     against: Path | None,
     verified: VerifyReport | None,
+    computed: FileValues | None,
 ) -> Page:
     sections: list[Section] = []
     other_file, other_cost, pairs = None, None, list[NodePair]()
@@ -132,6 +140,9 @@ def _page(
         if verified is not None:
             table = with_errors(table, verified)
         sections.append(_verification(verified, tagged))
+    if computed is not None:
+        table = computed.beside(table)
+        sections.append(computed.section)
     sections.append(_facts(tagged))
     page = Page(
         table,
@@ -141,6 +152,7 @@ def _page(
         other,
         _sources(tagged),
         file=tagged,
+        ranges=computed.found.ranges if computed is not None else None,
         other_file=other_file,
         other_shapes=other_cost.shapes if other_cost is not None else None,
         pairs=pairs,

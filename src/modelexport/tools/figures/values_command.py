@@ -1,0 +1,63 @@
+"""`values`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from modelexport.core.declared_options import option
+from modelexport.terminal.model_argument import Loading, ModelChoice
+from modelexport.terminal.progress import stages_on_line
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.table_options import ONLY, SIZE, Shown, show
+
+
+def values(
+    file: Path = FILE_OR_FOLDER,
+    selectors: Sequence[str] = ONLY,
+    data: Path | None = option(
+        None, "Inputs of one run or of several: arrays, texts, or a folder of images.", metavar="X", file="read"
+    ),
+    size: Sequence[str] = SIZE,
+    model: str | None = option(
+        None, "Show the values of the same model in PyTorch beside.", metavar="MODEL", file="model"
+    ),
+    *,
+    loading: Loading,
+    shown: Shown,
+) -> None:
+    """Run FILE, and show the range of what each module computes and the first NaN or infinity.
+
+    The exit status is 1 if an output has NaN or infinities.
+    """
+    from modelexport.tables import columns
+    from modelexport.tools.figures.values import describe_origin
+    from modelexport.tools.figures.values import values as measured_values
+
+    shown.check(columns.VALUES)
+    stages = stages_on_line()
+    ranges: Any = None
+    given: Any = data
+    if model is not None:
+        loaded, example = ModelChoice(model, data, loading).of_file(file).load(stages)
+        from modelexport.pytorch.calls.call_ranges import ranges_of_calls
+        from modelexport.pytorch.inputs.named_inputs import feeds
+        from modelexport.runtime.sessions import open_file, session_options
+
+        given = [feeds(example, open_file(file, session_options("none", "cpu")))]
+        with stages("run PyTorch"):
+            ranges = ranges_of_calls(loaded.model, example)
+    with stages("run"):
+        found = measured_values(file, given, sizes=parsed_sizes(size), torch_ranges=ranges)
+    quiet = shown.as_json or shown.as_csv
+    show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()])
+    if not quiet:
+        for line in found.lines:
+            print(line)
+        for origin in found.found.inside:
+            print("inside, gone before the outputs: " + describe_origin(origin, found.found.runs)[0])
+    if found.first is not None:
+        raise typer.Exit(1)
