@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import platform
+import shlex
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,8 @@ from modelexport.errors import UsageError
 from modelexport.runtime.saturating_products import saturates_here
 
 CPU = "CPUExecutionProvider"
+THROUGH = " through "
+"""What is between a device and the command that reaches it: ``cpu through ssh board``."""
 _END = "ExecutionProvider"
 _PREFIX = "onnxruntime_"
 """How the packages of plug-ins begin."""
@@ -90,11 +93,18 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The package that brings it, with its version."""
     computes: str = "float32"
     simulated: bool = False
+    through: tuple[str, ...] = ()
+    """The command in front of the Python that runs it, on another machine, in a container or in an emulator."""
     compiles: bool = False
     """Whether it makes one node of many, so that ONNX Runtime has no times of nodes."""
 
     def __str__(self) -> str:
         return self.asked or self.name
+
+    @property
+    def is_this_processor(self) -> bool:
+        """Whether it is the processor that this process runs on."""
+        return self.provider == CPU and not self.through
 
 
 class FoundDevice(msgspec.Struct, frozen=True):
@@ -141,6 +151,9 @@ def find_device(text: str) -> Device:
     Raises:
         UsageError: This machine does not have it (the message says what to install), or it has no such option.
     """
+    text, _, command = text.partition(THROUGH)
+    if command:
+        return _behind(text, tuple(shlex.split(command)))
     name, *pairs = (part.strip() for part in text.split(","))
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
@@ -171,6 +184,34 @@ def find_device(text: str) -> Device:
         computes=_computes(name, options),
         simulated=name == "qnn" and _is_x86(),
         compiles=name not in _BY_NODE,
+    )
+
+
+def _behind(text: str, command: tuple[str, ...]) -> Device:
+    """A device of the ONNX Runtime behind a command."""
+    from modelexport.runtime.part_commands import facts_behind
+
+    name, *pairs = (part.strip() for part in text.split(","))
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
+    facts = facts_behind(command)
+    there = {short_name(provider): provider for provider in facts["providers"] if provider not in _SERVICES}
+    name = short_name(name)
+    if name not in there:
+        raise UsageError(
+            f"`{shlex.join(command)}` has no device {name}{suggest(name, there)}; it has {', '.join(there)} "
+            f"(onnxruntime {facts['onnxruntime']})"
+        )
+    options = dict(pair.split("=", 1) for pair in pairs)
+    return Device(
+        name=name,
+        asked=f"{text}{THROUGH}{shlex.join(command)}",
+        provider=there[name],
+        options=options,
+        version=f"onnxruntime {facts['onnxruntime']} on {facts['platform']}",
+        computes=_computes(name, options),
+        through=command,
+        compiles=True,  # what runs there is a part of its own, not a session here
     )
 
 

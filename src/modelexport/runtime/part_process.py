@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -20,13 +21,14 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.version import __version__
-from modelexport.errors import OutputError
+from modelexport.errors import OutputError, RunError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import inputs_and_results
 from modelexport.runtime import part_runner
 from modelexport.runtime.devices import Device
+from modelexport.runtime.part_commands import CommandProcess
 
 _PLACE = re.compile(r"(Load model from )?\S*part\.onnx")
 LIMIT = 300.0
@@ -71,6 +73,7 @@ class PartProcess:
     def __init__(self, device: Device, *, limit: float = LIMIT, keep: bool = False) -> None:
         self.device, self._limit, self._keep = device, limit, keep
         self._process: subprocess.Popen[bytes] | None = None
+        self._command: CommandProcess | None = None
         self._ran = 0
         self._stack = ExitStack()
         self._log = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the stack
@@ -102,17 +105,35 @@ class PartProcess:
             if (kept := _cached_result(place)) is not None:
                 return kept
         self.measured += 1
-        job = json.dumps({"folder": str(folder), "part": part, "device": device})
+        job = {"folder": str(folder), "part": part, "device": device}
         alone = self._ran == 0
-        result = self._answer(job)
+        result = self._answer(dict(job))
         if result.status == "crashed" and not alone:  # what ran before may have damaged the process
-            result = self._answer(job)
+            result = self._answer(dict(job))
         if place is not None and result.status != "hung":
             with suppress(OSError):  # it is measured again next time
                 place.write_bytes(msgspec.json.encode(result))
         return result
 
-    def _answer(self, job: str) -> PartResult:
+    def _answer(self, job: dict[str, Any]) -> PartResult:
+        return self._answer_behind(job) if self.device.through else self._answer_here(json.dumps(job))
+
+    def _answer_behind(self, job: dict[str, Any]) -> PartResult:
+        """The same behind a command: the files of the part are sent there, and those that it saves come back."""
+        folder = Path(job.pop("folder"))
+        files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        try:
+            self._command = self._command or CommandProcess(self.device.through)
+            self._ran += 1
+            answer = self._command.run(job, files, self._limit)
+        except (RunError, TimeoutError) as error:
+            self._end()
+            return PartResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
+        for name, content in answer.pop("saved", {}).items():
+            (folder / name).write_bytes(base64.b64decode(content))
+        return msgspec.convert(answer, PartResult)
+
+    def _answer_here(self, job: str) -> PartResult:
         process = self._process or self._begin()
         assert process.stdin is not None and process.stdout is not None
         self._log.seek(0)  # for the process as well, which shares the position
@@ -149,7 +170,9 @@ class PartProcess:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
-        self._process, self._ran = None, 0
+        if self._command is not None:
+            self._command.end()
+        self._process, self._command, self._ran = None, None, 0
 
 
 def _cache() -> Path:

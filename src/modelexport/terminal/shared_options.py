@@ -33,6 +33,13 @@ DEVICE = option(
     flag="--device --provider",
     metavar="NAME",
 )
+THROUGH = option(
+    None,
+    "A command in front of the Python that runs the device: 'ssh board', 'docker run -i IMAGE', "
+    "'qemu-x86_64 -cpu Haswell'. It needs Python 3, numpy and onnxruntime there, and no shared folder.",
+    flag="--through",
+    metavar="COMMAND",
+)
 INPUTS = option(
     None,
     'Example inputs: {"name": {"dtype", "shape", "range"|"value"}}, or arrays by name (.npz, .safetensors).',
@@ -46,6 +53,13 @@ SHARING = option("auto", "External weights: link the files next to the output, o
 COMPARED = option(
     None, "The output to compare; by default the first floating-point output.", flag="--compare", metavar="NAME"
 )
+
+
+def device_text(provider: str, through: str | None) -> str:
+    """A device as the functions of Python take it: with the command that reaches it."""
+    if through is not None and not through.strip():
+        raise UsageError("--through is empty: give a command, such as 'ssh board'")
+    return provider if through is None else f"{provider} through {through}"
 
 
 @dataclass(frozen=True, kw_only=True)

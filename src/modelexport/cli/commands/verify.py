@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from modelexport.format.package_manifest import MANIFEST
 from modelexport.terminal.model_argument import Loading, ModelChoice, load_to_verify
 from modelexport.terminal.printing import format_headings, print_result
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import FILE, INPUTS
+from modelexport.terminal.shared_options import FILE, INPUTS, THROUGH, device_text
 
 if TYPE_CHECKING:
     from modelexport.core.timed_stages import Stages
@@ -85,6 +85,7 @@ class OnDevice:
         flag="--device --provider",
         metavar="NAME",
     )
+    through: str | None = THROUGH
     limit: float = option(300.0, "Seconds that a module may take on the device.", metavar="SECONDS")
     fix: bool = option(False, "Also find changes that make FILE correct on the device, and write OUT.onnx.")
     output: Path | None = option(
@@ -118,6 +119,12 @@ def verify(
     """Compare FILE module by module: with MODEL, with OTHER, with the values that `export --reference` stored, or with
     the correct values on a device."""
     _check_options(file, other, inputs, extent, on_device, loading, shown)
+    if on_device.through is not None:
+        if other.model is not None or other.against is not None or other.results is not None:
+            raise UsageError(
+                "--through reaches the device on which FILE alone is compared: leave out --model, --against"
+            )
+        on_device = replace(on_device, device=device_text(on_device.device or "cpu", on_device.through))
     report = _compared(file, other, inputs, extent, on_device, loading)
     if shown.html is not None or shown.as_csv:
         _show_errors(file, report, shown.html, as_csv=shown.as_csv)

@@ -12,7 +12,7 @@ from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
 from modelexport.terminal.table_options import ONLY, SIZE, Shown, selected_calls, show
 
 LevelName = Literal["all", "extended", "basic", "none"]
@@ -26,6 +26,7 @@ class RunOptions:
     warmup: int = option(2, "The number of runs before the measured ones.", metavar="N", least=0)
     level: LevelName = option("all", "ONNX Runtime's optimization level.")
     provider: str = DEVICE
+    through: str | None = THROUGH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +69,14 @@ def profile(
 
     if selectors:
         selected_calls({name: read_tagged(part) for name, part in files_of(file).items()}, selectors)  # before the work
-    device = find_device(how.provider)
+    device = find_device(device_text(how.provider, how.through))
     if device.compiles and not file.is_dir():
         if compared:
             raise UsageError(f"{device} compiles its graphs: --against and --against-torch go with other devices")
         from modelexport.tools.devices.times_alone import time_calls_alone
 
         where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
-        table = time_calls_alone(file, device=how.provider, tell=stages_on_line().tell, **where)
+        table = time_calls_alone(file, device=str(device), tell=stages_on_line().tell, **where)
         show({"": table}, "seconds_alone", selectors, shown)
         return
     running = dataclasses.asdict(how)

@@ -102,7 +102,7 @@ def sensitivity(
     with open_switched(tagged, units, [method], feeds, output_name, device) as switched:
         choices = [(i, method) for i in range(len(units))]
         losses, agreement = measure_alone(switched, choices, feeds, measured, steady, notes.append)
-        on_device = find_device(device).provider != CPU
+        on_device = not find_device(device).is_this_processor
         itself = measured.loss(switched.run(feeds[0]), switched.kept(feeds[0])) if on_device else 0.0
     mean = losses.mean(axis=0)
     losses_of_units = [
@@ -135,7 +135,7 @@ def open_switched(
     if not units:
         names = ", ".join(map(str, methods))
         raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
-    if find_device(device).provider != CPU:
+    if not find_device(device).is_this_processor:
         from modelexport.tools.quantize.measured_on_device import OnDevice
 
         return OnDevice(tagged, units, methods, feeds, device, output)

@@ -9,7 +9,7 @@ from pathlib import Path
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, CalibrationData
+from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, THROUGH, CalibrationData, device_text
 from modelexport.terminal.table_options import ONLY, Shown, show
 
 
@@ -21,6 +21,7 @@ class Measured:
     output_name: str | None = COMPARED
     every_run: bool = option(False, "Use all inputs, even if more inputs do not change the order of the modules.")
     provider: str = DEVICE
+    through: str | None = THROUGH
 
 
 def sensitivity(
@@ -53,6 +54,6 @@ def sensitivity(
             output_name=measured.output_name,
             processor=calibration.processor or (file if file.is_dir() else None),
             steady=2.0 if measured.every_run else STEADY,
-            device=measured.provider,
+            device=device_text(measured.provider, measured.through),
         )
     show({"": report.table}, "sensitivity", selectors, shown, {"": report})

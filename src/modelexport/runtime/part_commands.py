@@ -1,0 +1,177 @@
+"""A Python behind a command (``ssh board``, ``docker run -i IMAGE``, ``qemu-x86_64 -cpu Haswell``) that runs parts.
+
+Python 3 with numpy and onnxruntime has to be there. No folder is shared: the runner, the files of parts and their
+results go through standard input and output, and files are in a temporary folder there that is removed.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import json
+import os
+import select
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import shortened
+from modelexport.errors import RunError
+from modelexport.runtime import part_runner
+
+READY = "modelexport is ready"
+_START = (
+    f"import sys; print('{READY}', flush=True); "
+    "exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'runner', 'exec'), {'__name__': 'runner'})\n"
+)
+"""What the other Python runs first. It begins without arguments that a shell on the way could change."""
+_SERVE = """import os, traceback
+try:
+    exec(compile({!r}, 'runner', 'exec'))
+    serve_elsewhere()
+except BaseException:
+    traceback.print_exc()
+    os._exit(1)
+"""
+"""The runner; an interactive Python would go on after an error."""
+_PYTHONS = (sys.executable, "python3")
+"""An emulator runs this Python, by its path; another machine or a container has its own."""
+_SECONDS = 60.0
+"""How long the other Python may take to begin."""
+_WORDS = 300
+"""Characters of a command's last words that a message shows."""
+
+
+class CommandProcess:
+    """The Python behind a command, until :meth:`end`.
+
+    Args:
+        command: The words of the command.
+
+    Raises:
+        RunError: It cannot be started, ends, or does not begin in time. The message has its last words.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
+        self._said: collections.deque[str] = collections.deque(maxlen=20)
+        self._begin()
+        source = _SERVE.format(Path(part_runner.__file__).read_text(encoding="utf-8")).encode()
+        try:
+            self._write(b"%d\n" % len(source) + source)
+        except RunError:
+            self.end()
+            raise
+
+    def _begin(self) -> None:
+        problem = ""
+        for python in _PYTHONS:
+            errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+            words = [*self.command, python, "-i", "-u"]
+            try:
+                process = subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+                )
+            except OSError as error:
+                errors.close()
+                raise RunError(
+                    f"{shlex.join(self.command)} cannot be started ({error.strerror or error}): give a command after "
+                    "which words name a program to run"
+                ) from error
+            self._process, self._errors = process, errors
+            try:
+                self._write(_START.encode())
+                self._line(_SECONDS, until=READY)
+            except RunError as error:
+                problem = problem or str(error)
+                self.end()
+            except TimeoutError as error:
+                self.end()
+                raise RunError(f"`{shlex.join(self.command)}` does not begin ({error}): run it by hand") from error
+            else:
+                return
+        raise RunError(problem)
+
+    def run(self, job: dict[str, Any], files: dict[str, bytes], limit: float) -> dict[str, Any]:
+        """Run one job; returns what the runner answers, with the files that it saved.
+
+        Raises:
+            RunError: The process ends.
+            TimeoutError: It does not answer in time.
+        """
+        sent = {name: base64.b64encode(content).decode() for name, content in files.items()}
+        self._write(json.dumps(job | {"files": sent}).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(self._line(limit))
+        return answer
+
+    def end(self) -> None:
+        """End the process, and everything that the command started here."""
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self._process.wait()
+
+    def _write(self, content: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(content)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def _line(self, limit: float, until: str = "") -> str:
+        """The next line that the process prints, or the first that has a text."""
+        output, begun, buffered = self._process.stdout, time.monotonic(), b""
+        assert output is not None
+        while True:
+            left = begun + limit - time.monotonic()
+            if left <= 0 or not select.select([output], [], [], left)[0]:
+                raise TimeoutError(f"not done after {limit:g} s")
+            chunk = os.read(output.fileno(), 1 << 20)
+            if not chunk:
+                raise self._ended()
+            buffered += chunk
+            *lines, buffered = buffered.split(b"\n") if b"\n" in chunk else [buffered]
+            for line in lines:
+                text = line.decode(errors="replace")
+                if until in text and (until or text.startswith("{")):
+                    return text
+                self._said.append(text)  # a login or a container may greet
+            if len(buffered) > SETTINGS_BYTES and until:
+                raise self._ended()
+
+    def _ended(self) -> RunError:
+        code = self._process.wait()
+        self._errors.seek(0)
+        words = [*self._said, *self._errors.read().decode(errors="replace").splitlines()]
+        said = " ".join(word for word in (line.strip(" >") for line in words) if word)
+        said = said[-_WORDS:] if len(said) > _WORDS else said
+        ending = f"signal {-code}" if code < 0 else f"status {code}"
+        return RunError(
+            f"`{shlex.join(self.command)}` ended with {ending} before it answered"
+            f"{f' ({shortened(said, _WORDS)})' if said else ''}: it has to run Python 3 with numpy and onnxruntime"
+        )
+
+
+def facts_behind(command: Sequence[str]) -> dict[str, Any]:
+    """The versions and the providers of the ONNX Runtime behind a command.
+
+    Raises:
+        RunError: As for :class:`CommandProcess`.
+    """
+    process = CommandProcess(command)
+    try:
+        return process.run({"facts": True}, {}, _SECONDS)
+    except TimeoutError as error:
+        raise RunError(f"`{shlex.join(command)}` does not answer ({error}): run it by hand") from error
+    finally:
+        process.end()
