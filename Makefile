@@ -39,7 +39,7 @@ test-slow: .venv/installed-for-tests
 test-processors: .venv/installed-for-tests
 	@command -v qemu-x86_64 >/dev/null || { echo "qemu-x86_64 is missing; install it (Debian: apt install qemu-user)"; exit 2; }
 	ATEN_CPU_CAPABILITY=default PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
-	qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -n 0 -m int8
+	qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -n 0 -m int8 tests/tools/quantize
 
 # Devices that need packages of their own; `python benchmarks/devices.py` measures ten models there.
 test-devices: .venv/installed-for-tests

@@ -24,6 +24,8 @@ from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.saturating_products import saturating
 from modelexport.tools.optimizers.optimize_tools import optimize_file
 
+pytestmark = pytest.mark.int8
+
 RANDOM = np.random.default_rng(0)
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 4, 32)
 
