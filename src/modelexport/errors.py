@@ -17,8 +17,8 @@
 The numbers are exit statuses of the command line: the attribute ``exit_status`` of each class.
 
 Warnings, of the class ``ModelExportWarning``: ``LeftoverWarning``, a folder of temporary files could not be removed;
-``VersionWarning``, an installed package is not one that modelexport is tested with; ``ToolWarning``, a tool of another
-package cannot be used.
+``LimitedFileWarning``, a file is right only for some sizes or values; ``VersionWarning``, an installed package is not
+one that modelexport is tested with; ``ToolWarning``, a tool of another package cannot be used.
 
 A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
 """
@@ -62,6 +62,10 @@ class ModelExportWarning(UserWarning):
 
 class LeftoverWarning(ModelExportWarning):
     """A folder of temporary files could not be removed. What was to be written is written."""
+
+
+class LimitedFileWarning(ModelExportWarning):
+    """A file is right only for some sizes or values, has an axis that is not dynamic, or takes one more input."""
 
 
 class VersionWarning(ModelExportWarning):

@@ -15,6 +15,7 @@ from torch import nn
 from modelexport import export
 from modelexport.cli.app import main
 from modelexport.errors import CaptureError, CheckError
+from modelexport.pytorch.runs.other_answers import with_other_answers
 from modelexport.runtime.sessions import run_session
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -200,3 +201,43 @@ def test_what_is_presumed_is_told(
     told = "model asks whether anything is selected (Net.py:12)"
     assert told in capsys.readouterr().err
     assert told in Path("x.report.md").read_text()
+
+
+def early(x: torch.Tensor) -> torch.Tensor:
+    return x if (x[:, :1] > 0).all() else x * 2
+
+
+def while_any(x: torch.Tensor) -> torch.Tensor:
+    while (x.abs() > 0.1).any():
+        x = x / 2
+    return x
+
+
+def while_counted(x: torch.Tensor) -> torch.Tensor:
+    while (x.abs() > 0.1).sum() > 0:
+        x = x / 2
+    return x
+
+
+def until_none(x: torch.Tensor) -> torch.Tensor:
+    while True:
+        x = x / 2
+        if not (x.abs() > 0.1).any():
+            return x
+
+
+def test_what_follows_if_all_are_selected_is_tried(tmp_path: Path) -> None:
+    with pytest.raises((CaptureError, CheckError), match=r"decides otherwise|data-dependent"):
+        export(Asks(early), torch.randn(4, 4), tmp_path / "x.onnx", frontend="dynamo")
+
+
+@pytest.mark.parametrize("forward", [while_any, while_counted, until_none])
+def test_a_loop_that_ends_by_values_is_refused_with_its_line(forward: Forward, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"test_questions_of_values.py:\d+"):
+        export(Asks(forward), torch.randn(2, 4), tmp_path / "x.onnx")
+
+
+def test_both_answers_are_looked_for() -> None:
+    x = torch.tensor([[0.5, -1.0], [-0.5, 1.0]])
+    found = [other for _, other in with_other_answers(Asks(early), (x @ torch.ones(2, 4),))]
+    assert len(found) == 1

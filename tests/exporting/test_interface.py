@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.requested_names import RequestedNames, widened
+from modelexport.exporting.requested_names import RequestedNames
 
 
 class Net(nn.Module):
@@ -46,10 +46,7 @@ def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Pa
             axes=["batch,sequence"],
         )
     )
-    # A capture treats a batch of one as fixed.
-    inputs = widened(INPUTS, interface)
-    assert [tensor.shape[0] for tensor in inputs.values()] == [2, 2]
-    result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
+    result = export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert shapes(tmp_path / "x.onnx") == {
         "tokens": ["batch", "sequence", 4],
         "offset": ["batch", "sequence", 4],
@@ -72,9 +69,8 @@ def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
         Net().eval(),
         read_interface(NameOptions(input_names="tokens,offset", output_names="a,b,c", axes=["batch,sequence"])),
     )
-    inputs = widened(INPUTS, interface)
-    export(model, inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
-    assert verify(model, inputs, tmp_path / "x.onnx").agrees
+    export(model, INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
+    assert verify(model, INPUTS, tmp_path / "x.onnx").agrees
 
 
 def test_a_suggested_name_of_an_axis_is_taken_where_it_fits(tmp_path: Path) -> None:
@@ -152,8 +148,7 @@ def test_an_axis_that_only_a_reshape_fixes_is_refused(tmp_path: Path) -> None:
 
 def test_an_axis_that_is_dynamic_throughout_passes(tmp_path: Path) -> None:
     interface = read_interface(NameOptions(axes=["batch,sequence"]))
-    inputs = widened(INPUTS, interface)
-    result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface, sizes=True)
+    result = export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface, sizes=True)
     assert result.check is not None
     assert result.check.status == "passed"
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from commands import run
 from modelexport import export, load
 from modelexport.cli.show_export import print_warnings
+from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.options import Options
 
 
@@ -73,3 +75,40 @@ def test_an_owner_is_not_doubted_for_equal_values_of_fresh_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(Fresh(), tmp_path, capsys) == ""
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if x.shape[0] > 3 else x + 1
+
+
+def test_conditions_are_warnings_in_python_in_the_line_of_the_caller(tmp_path: Path) -> None:
+    with pytest.warns(LimitedFileWarning, match=r"right only for x_axis_0 <= 3") as warned:
+        result = export(Doubles(), (torch.rand(2, 4),), tmp_path / "x.onnx", dynamic=True)
+    assert [str(one.message) for one in warned] == result.limits
+    assert [one.filename for one in warned] == [__file__]
+
+
+def test_the_command_says_them_itself(tmp_path: Path) -> None:
+    code = "import torch\nclass Doubles(torch.nn.Module):\n    def forward(self, x: torch.Tensor):\n"
+    code += "        return 2 * x if x.shape[0] > 3 else x + 1\n"
+    (tmp_path / "nets.py").write_text(code + "def make():\n    return Doubles(), (torch.rand(2, 4),)\n")
+    said = run("export", f"{tmp_path}/nets.py:make", "-o", tmp_path / "x.onnx", "--dynamic")
+    assert said.stderr.count("right only for") == 1
+
+
+def test_inputs_that_transformers_computes_are_in_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    utils = pytest.importorskip("transformers.exporters.utils")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=16, max_position_embeddings=8, **sizes)).eval()
+
+    def precompute(model: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
+        inputs.setdefault("position_ids", torch.arange(4)[None])
+
+    monkeypatch.setattr(utils, "precompute_export_inputs", precompute)
+    ids = {"input_ids": torch.ones(2, 4, dtype=torch.int64)}
+    with pytest.warns(LimitedFileWarning, match=r"position_ids computed .*precompute_export_inputs"):
+        result = export(model, ids, tmp_path / "x.onnx", frontend="torchscript", check=False)
+    assert list(result.added) == ["position_ids"]
+    assert {one.name for one in result.session().get_inputs()} == {"input_ids", "position_ids"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -19,8 +19,8 @@ from torch import nn
 
 from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
-from modelexport.capture.value_decisions import is_of_model
 from modelexport.core.collected_messages import collected
+from modelexport.graph.size_bounds import bounds_of
 from modelexport.graph.size_conditions import SizeCondition, next_odd, renamed, simplified
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
@@ -32,6 +32,7 @@ from modelexport.pytorch.inputs.other_sizes import (
 )
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments, tensors_in
 from modelexport.pytorch.private_torch import FakeTensorMode, tree_map
+from modelexport.pytorch.runs.questions_of_values import is_of_model
 
 
 def conditions_by_running(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
@@ -90,7 +91,10 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
         code, _, number = path[(min(len(path), len(other)) if at is None else at) - 1]
         return line_of_code(code, number)
 
-    changes = (next_odd, lambda n: 4 * n, lambda n: n // 2)
+    def decides_alike(symbol: str, size: int) -> bool:
+        return deciding({symbol: size}) is None
+
+    changes = (next_odd, lambda n: 4 * n, lambda n: max(n // 2, 1))
     together = [{symbol: change(sizes[symbol]) for symbol in before} for change in changes]
     if not any(deciding(changed) is not None for changed in together if changed):
         return
@@ -102,28 +106,9 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
         if lines:
             alike = {size: True, **{n: line is None for n, line in tried.items() if line is not False}}
             where, source = lines[0]
-            bounds = _bounds(alike, size, lambda n, symbol=symbol: deciding({symbol: n}) is None)
+            bounds = bounds_of(alike, size, partial(decides_alike, symbol))
             yield SizeCondition(f"{bounds.format(symbol)}", where, source, in_model=True)
 
-
-def _bounds(alike: Mapping[int, bool], size: int, runs_alike: Any) -> str:
-    """The formula, with ``{0}`` for the symbol, of the sizes at which the same instructions run."""
-    right, wrong = [n for n in alike if alike[n]], [n for n in alike if not alike[n]]
-    for period in range(2, _LONGEST_PERIOD):
-        if len(right) > 1 and all((n % period == size % period) == same for n, same in alike.items()):
-            return f"{{0}} % {period} == {size % period}"
-    low = max((n for n in wrong if n < size), default=0)
-    high = min((n for n in wrong if n > size), default=0)
-    first, last = min(n for n in right if n > low), max(n for n in right if not high or n < high)
-    if high:
-        last += bisect_left(range(last + 1, high), True, key=lambda n: not runs_alike(n))
-    if low:
-        first = low + 1 + bisect_left(range(low + 1, first), True, key=runs_alike)
-    below, above = f"{{0}} <= {last}" if high else "", f"{{0}} >= {first}" if low else ""
-    return f"{first} <= {{0}} <= {last}" if below and above else below or above
-
-
-_LONGEST_PERIOD = 33
 
 _Path = list[tuple[str, int, int]]
 

@@ -85,6 +85,7 @@ def capture_by_dynamo(
     inputs: Inputs,
     *,
     dynamic: bool = False,
+    ones: bool = True,
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
@@ -97,6 +98,7 @@ def capture_by_dynamo(
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Make every axis of every input dynamic, except those that the model fixes.
+        ones: Also those of size one; torch.onnx takes them for larger ones.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
@@ -130,7 +132,9 @@ def capture_by_dynamo(
             model.register_forward_hook(only_tensors)
         failed: CaptureError | None = None
         try:
-            translated, output_names = _translate(captured, args, keywords, dynamic=dynamic, opset=translated_in)
+            translated, output_names = _translate(
+                captured, args, keywords, dynamic=dynamic, ones=ones, opset=translated_in
+            )
         except Exception as error:  # of the model, of torch, of its exporter
             failed, cause = _explained(error, recorder, way_out(model, error)), error
     if failed is not None:
@@ -141,7 +145,13 @@ def capture_by_dynamo(
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
-            others: Any = {"constants": constants, "stack_traces": stack_traces, "form": form, "presumed": presumed}
+            others: Any = {
+                "ones": ones,
+                "constants": constants,
+                "stack_traces": stack_traces,
+                "form": form,
+                "presumed": presumed,
+            }
             return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
     if captured is not model:  # the parameters have the names that they have in the model itself
         for value in list(translated.graph.initializers.values()):
@@ -327,13 +337,13 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
 
 
 def _translate(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, opset: int | None
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, ones: bool, opset: int | None
 ) -> tuple[ir.Model, tuple[str, ...] | None]:
     """The translated graph, and the names of its outputs if the exporter knows them."""
     if is_pretrained(model) and not args:
         return export_pretrained(model, kwargs, dynamic=dynamic, opset=opset)
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    shapes = _dynamic_axes(arguments) if dynamic else None
+    shapes = _dynamic_axes(arguments, ones) if dynamic else None
     if has_transformers_inside(model):
         exported = export_around_pretrained(model, args, kwargs, shapes, opset)
     else:
@@ -355,12 +365,15 @@ def _translate(
     return exported.model, None
 
 
-def _dynamic_axes(value: Any) -> Any:
-    """``Dim.AUTO`` on every axis of every tensor in a nested value."""
+def _dynamic_axes(value: Any, ones: bool) -> Any:
+    """``Dim.AUTO`` on every axis of every tensor in a nested value; with or without those of size one."""
     if isinstance(value, torch.Tensor):
-        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
+        return {
+            axis: torch.export.Dim.AUTO if ones or size != 1 else torch.export.Dim.STATIC
+            for axis, size in enumerate(value.shape)
+        }
     if isinstance(value, Mapping):
-        return {key: _dynamic_axes(part) for key, part in value.items()}
+        return {key: _dynamic_axes(part, ones) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_dynamic_axes(part) for part in value)
+        return type(value)(_dynamic_axes(part, ones) for part in value)
     return None

@@ -15,11 +15,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.arguments_and_parameters import variable_inputs
-from modelexport.capture.value_decisions import READS_VALUES, WRITES_TEXT, Site, asks, selects, site_of
+from modelexport.capture.value_decisions import READS_VALUES, WRITES_TEXT, selects
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 from modelexport.pytorch.private_torch import tensor_leaves
+from modelexport.pytorch.runs.questions_of_values import Site, asks, site_of
 
 
 def fixed_answers(model: nn.Module, inputs: Inputs, constants: Collection[str], *, dynamic: bool) -> dict[Site, bool]:

@@ -26,6 +26,7 @@ from modelexport.pytorch.calls.traced_tree import has_narrow_weights
 from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
 from modelexport.pytorch.nested_tensors import Inputs
+from modelexport.pytorch.runs.questions_of_values import most_times_asked
 from modelexport.runtime.wider_integers import compute_in_wider_integers
 
 _T = TypeVar("_T")
@@ -114,7 +115,7 @@ def capture(
 
     Args:
         constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
-        options: ``dynamic``, ``opset`` and ``stack_traces``, as the front ends take them.
+        options: ``dynamic``, ``ones``, ``opset`` and ``stack_traces``, as the front ends take them.
 
     Raises:
         CaptureError: The front end failed.
@@ -173,8 +174,9 @@ def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inpu
             raise
         failure = error
     fixed = fixed_answers(model, inputs, options["constants"], dynamic=options.get("dynamic", False))
+    most = most_times_asked(model, inputs)
     with contextlib.suppress(CaptureError):
-        exported = front_end(model, inputs, presumed=Presumed(fixed), **options)
+        exported = front_end(model, inputs, presumed=Presumed(fixed, most), **options)
         return dataclasses.replace(exported, answered=True)
     raise failure from failure.__cause__
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.failure_hints import line_of
 from modelexport.capture.patches import replaced
-from modelexport.capture.value_decisions import READS_SIZES, READS_VALUES, DecisionError, Site, asks, site_of
+from modelexport.capture.value_decisions import READS_SIZES, READS_VALUES, DecisionError
 from modelexport.pytorch.private_torch import (
     DataDependentOutputException,
     FakeTensor,
@@ -27,17 +27,28 @@ from modelexport.pytorch.private_torch import (
     tree_leaves,
     tree_map,
 )
+from modelexport.pytorch.runs.questions_of_values import Site, TimesAsked, asks, site_of
 
 
 class Presumed:
     """The lines of the model where something was presumed to be selected."""
 
-    def __init__(self, fixed: Mapping[Site, bool]) -> None:
+    def __init__(self, fixed: Mapping[Site, bool], most: int = 0) -> None:
         self.fixed = fixed
         """Places whose answer is always the same: see :mod:`modelexport.capture.fixed_answers`."""
         self.lines: dict[str, None] = {}
         """``net.py:12``, in the order in which they were reached."""
-        self._answers = 0
+        self._most = max(most, 1)
+        """How often one place asks in a run with the example inputs."""
+        self._listed = 0
+        """The most that is selected in a list, over which the model may loop."""
+        self._times = TimesAsked()
+        self._endless = ""
+        """The line of a loop that does not end."""
+
+    def list(self, count: int) -> None:
+        """Note that what is selected is taken to be all of a number of elements."""
+        self._listed = max(self._listed, count)
 
     def answering(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.export.export``, inside of which the questions are answered."""
@@ -54,10 +65,13 @@ class Presumed:
         Raises:
             DecisionError: It asks again and again, as in a loop that ends when nothing is selected.
         """
-        self._answers += 1
-        if self._answers > _MOST_ANSWERS:
-            raise DecisionError("a loop goes on as long as anything is selected")
-        self.lines[line_of(traceback.extract_stack())] = None
+        times = self._times.note()
+        if times <= 1 or times > self._most + self._listed:
+            line = line_of(traceback.extract_stack())
+            self.lines[line] = None
+            self._endless = self._endless or (line if times > 1 else "")
+        if self._endless:  # also where the exporter tries another way to capture the model
+            raise DecisionError(f"data-dependent: a loop goes on as long as anything is selected ({self._endless})")
 
     def _truth(self, decided: Callable[[Any], bool]) -> Callable[[Any], bool]:
         """``SymBool.__bool__``, which answers whether a number of selected elements is zero."""
@@ -128,6 +142,7 @@ class _StandIns(TorchFunctionMode):
             return None
         if func in _INDICES and len(args) == 1 and first.dim() == 1 and isinstance(first.shape[0], int):
             every = torch.tensor(range(first.shape[0]))
+            self._presumed.list(first.shape[0])
             return (every,) if isinstance(output, tuple) else every[:, None]
         if func in _ASKS and isinstance(output, torch.Tensor) and not output.dim():
             return torch.tensor(_ASKS[func])
@@ -150,9 +165,6 @@ class _StandIns(TorchFunctionMode):
 
 DECISIONS = (GuardOnDataDependentSymNode, DataDependentOutputException)
 """What PyTorch raises where Python reads a value that is not known before the model runs."""
-
-_MOST_ANSWERS = 20_000
-"""More than any model asks that has a hundred layers with a hundred experts each."""
 
 _READS = READS_VALUES | READS_SIZES
 _INDICES = {torch.nonzero, torch.Tensor.nonzero, torch.where, torch.Tensor.where}

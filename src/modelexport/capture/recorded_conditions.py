@@ -15,9 +15,9 @@ from sympy import And, Eq
 
 from modelexport.capture.failure_hints import is_of_exporter
 from modelexport.capture.patches import private, usable
-from modelexport.capture.value_decisions import frames_of_model
 from modelexport.core.text import name_of_code
 from modelexport.graph.size_conditions import SizeCondition, simplified
+from modelexport.pytorch.runs.questions_of_values import frames_of_model
 
 
 class RecordedConditions:

@@ -35,7 +35,7 @@ from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
-from modelexport.capture.value_decisions import NoDecisions, Site
+from modelexport.capture.value_decisions import NoDecisions
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, UsageError
@@ -46,6 +46,7 @@ from modelexport.pytorch.calls.traced_tree import SavedTensors, trace_calls, unt
 from modelexport.pytorch.nested_tensors import Inputs, NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import in_trace, version_of
+from modelexport.pytorch.runs.questions_of_values import Site
 
 _INPUT = "modelexport.input."
 
@@ -55,6 +56,7 @@ def capture_by_tracing(
     inputs: Inputs,
     *,
     dynamic: bool = False,
+    ones: bool = True,
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
@@ -66,6 +68,7 @@ def capture_by_tracing(
     Args:
         inputs, constants: As in :func:`modelexport.capture.dynamo.capture_by_dynamo`.
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
+        ones: Also those of size one.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         stack_traces, form: Change nothing: a trace has the lines of Python, and no translation of packed layers.
         presumed: Has the lines that may read values.
@@ -89,7 +92,7 @@ def capture_by_tracing(
     traced = _Traced(model, run, args, kwargs, dynamic, constants, presumed.fixed if presumed else {})
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
-        name: {axis: _plain(f"{argument}_{axis}") for axis in range(tensor.dim())}
+        name: {axis: _plain(f"{argument}_{axis}") for axis, size in enumerate(tensor.shape) if ones or size != 1}
         for name, (argument, tensor) in zip(names, traced.given, strict=True)
     }
     file = io.BytesIO()

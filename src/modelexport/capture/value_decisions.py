@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from types import FrameType
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -18,6 +16,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, input_tensors, run_arguments
 from modelexport.pytorch.private_torch import tensor_leaves, tracing_state, version_of
+from modelexport.pytorch.runs.questions_of_values import TRUTHS, Site, asks, site_of
 
 
 class DecisionError(RuntimeError):
@@ -112,57 +111,11 @@ def _is_boolean_tensor(value: Any) -> bool:
     return isinstance(kind, torch.TensorType) and kind.scalarType() in ("Bool", "Byte")
 
 
-def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a function gives Python a truth value."""
-    return func in _TRUTHS or (func is torch.Tensor.item and args[0].dtype is torch.bool)
-
-
-Site = tuple[tuple[str, int], ...]
-"""A place in the code of a model, and where it was called from: files and positions of instructions."""
-
-
-_CALL_MODELS = {"torch", "modelexport", *sys.stdlib_module_names}
-_EXPORTERS = "transformers.exporters."
-"""Modules that are between those who export a model and the model."""
-
-
-def site_of() -> Site:
-    """The place in the model's code that runs now."""
-    return tuple((frame.f_code.co_filename, frame.f_lasti) for frame in frames_of_model(sys._getframe(1)))
-
-
-def frames_of_model(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the model's code, the innermost first, among a frame and those that called it.
-
-    What called the front end is not of the model.
-    """
-    while frame is not None and frame.f_globals.get("__name__") != "modelexport.capture.front_ends":
-        if is_of_model(frame):
-            yield frame
-        frame = frame.f_back
-
-
-def is_of_model(frame: FrameType) -> bool:
-    """Whether a frame is of the model's code, not of PyTorch's, of Python's or of what exports it."""
-    module = str(frame.f_globals.get("__name__", ""))  # none in code that PyTorch writes
-    return bool(module) and not module.startswith(_EXPORTERS) and module.partition(".")[0] not in _CALL_MODELS
-
-
-_TRUTHS = {
-    torch.Tensor.__bool__,
-    torch.Tensor.equal,
-    torch.equal,
-    torch.Tensor.allclose,
-    torch.allclose,
-    torch.is_nonzero,
-    torch.Tensor.is_nonzero,
-}
-
 WRITES_TEXT = {torch.Tensor.__format__, torch.Tensor.__repr__}
 """Functions that write elements of tensors."""
 
 READS_VALUES = {
-    *_TRUTHS,
+    *TRUTHS,
     *WRITES_TEXT,
     torch.Tensor.__int__,
     torch.Tensor.__float__,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.core.text import first_few, plural
-from modelexport.graph.size_conditions import conditions_in_words, stated_with_line
+from modelexport.graph.size_conditions import conditions_in_words
 from modelexport.tagged.tree_display import format_coverage
 from modelexport.terminal.printing import command_line, styled
 from modelexport.terminal.show_verification import format_verification
@@ -121,19 +121,10 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 
 def print_warnings(result: ExportResult, options: Options) -> None:
     """Write to standard error what a person has to know about the file."""
-    from modelexport.exporting.export_checks import presumption_warning
     from modelexport.exporting.markdown_report import file_does
 
     lines = [*result.notes, *(f"{item.kind}: {item.where}; {file_does(item.kind)}" for item in result.unrepeatable)]
-    lines += [
-        f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
-        f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
-        for axis in result.fixed
-    ]
-    if result.valid_if:
-        lines.append(f"the file is right only for {'; '.join(map(stated_with_line, result.valid_if))}")
-    if presumed := result.hierarchy.settings.presumed:
-        lines.append(presumption_warning(presumed))
+    lines += result.limits
     if result.attempts:
         reasons = "; ".join(f"{item.frontend} failed: {item.reason.splitlines()[0]}" for item in result.attempts)
         lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 import onnx
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.core.text import bytes_text, first_few, reason_of
+from modelexport.core.text import bytes_text, reason_of
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError
+from modelexport.exporting.capture_inputs import CaptureInputs
+from modelexport.exporting.export_result import presumption_warning
 from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames
-from modelexport.exporting.size_decisions import SizesFound, find_sizes, stated_unchecked
+from modelexport.exporting.size_decisions import SizesFound, find_sizes
+from modelexport.exporting.stated_conditions import stated_unchecked
 from modelexport.format import documents
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.runtime.checked_writing import beside
@@ -38,7 +41,7 @@ class ExportChecks:
     """The checks of a file that was just written, and of what it was made from."""
 
     model: nn.Module
-    inputs: Inputs
+    captured: CaptureInputs
     staged: Path
     """The file, which will be moved to ``path``."""
     path: Path
@@ -73,6 +76,7 @@ class ExportChecks:
             verify,
         )
 
+        self.inputs = self.captured.example
         if options.checks.checked is not None:
             self.inputs = prepare_inputs(self.model, options.checks.checked).inputs
         with beside(staged, self.path.parent):
@@ -115,19 +119,22 @@ class ExportChecks:
             # onnx.checker does not know ONNX Runtime's operators in the standard domain.
             if not self.weights.linked and not options.graph.fuse and (fault := _invalid(file)):
                 return FileCheck(status="failed", step="onnx.checker", reason=fault), sizes
-            sides = Sides.of(self.model, self.inputs, open_for(self.model, file))
-            check = self._check_outputs(sides, file)
+            wide, example = self.captured.inputs, self.inputs
+            if not self.captured.wide:
+                wide = example
+            sides = Sides.of(self.model, wide, open_for(self.model, file))
+            check = self._check_outputs(sides, wide, file)
             interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or isinstance(interface, RequestedNames)
             if options.capture.dynamic and runs and check.status == "passed":
-                from modelexport.verify.model_and_file import Sides, open_for
-
                 names = interface if isinstance(interface, RequestedNames) else None
-                sides, every = Sides.of(self.model, self.inputs, open_for(self.model, file)), options.checks.sizes
-                sizes = find_sizes(sides, self.inputs, self.exported, names, every=every)
+                sides, every = Sides.of(self.model, wide, open_for(self.model, file)), options.checks.sizes
+                sizes = find_sizes(sides, wide, self.exported, names, every=every, example=example)
                 if sizes.refusal:
                     check = FileCheck(status="failed", step="other sizes", reason=sizes.refusal)
+            if self.captured.wide and check.status == "passed":
+                check = self._check_outputs(Sides.of(self.model, example, sides.tagged), example, file)
         stated = [condition.formula for condition in self.hierarchy.settings.valid_if]
         if [condition.formula for condition in sizes.conditions] != stated:
             self.hierarchy = self.restate(sizes.conditions)
@@ -141,20 +148,20 @@ class ExportChecks:
 
         return lend_weights(self.model, lent, {module.path for module in self.hierarchy.modules if not module.calls})
 
-    def _check_outputs(self, sides: Sides, file: Path) -> FileCheck:
+    def _check_outputs(self, sides: Sides, inputs: Inputs, file: Path) -> FileCheck:
         """Whether ONNX Runtime loads the file, and it computes the model's outputs.
 
         Where the model asks for values, the file is compared on other inputs, too.
         """
-        check = check_outputs(sides, self.inputs, file)
+        check = check_outputs(sides, inputs, file)
         if check.status != "passed" or not self.asks_for_values:
             return check
         from modelexport.pytorch.inputs.prepared_inputs import kept_tensors
         from modelexport.verify.other_inputs import compare_others
 
         settings = self.hierarchy.settings
-        kept = kept_tensors(self.model, self.inputs, tuple(settings.constants))
-        for comparison in compare_others(sides, self.inputs, kept, selects=True).compared:
+        kept = kept_tensors(self.model, inputs, tuple(settings.constants))
+        for comparison in compare_others(sides, inputs, kept, selects=True).compared:
             if comparison.status == "differ":
                 cause = presumption_warning(settings.presumed) if settings.presumed else "the model decides by values"
                 reason = f"with {comparison.what}: {comparison.reason}; {cause}"
@@ -168,11 +175,3 @@ def _invalid(path: Path) -> str:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return reason_of(error, LONGEST_REASON)
     return ""
-
-
-def presumption_warning(lines: Sequence[str]) -> str:
-    """What a file does where the model asks whether anything is selected."""
-    return (
-        f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "
-        "something is: verify it on inputs for which nothing is"
-    )

@@ -14,7 +14,7 @@ from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.output_checks import FileCheck
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
-from modelexport.graph.size_conditions import conditions_in_words
+from modelexport.graph.size_conditions import conditions_in_words, stated_with_line
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree_display import TreeRow
 from modelexport.weights.linked_copied_embedded import WeightsSummary
@@ -59,6 +59,9 @@ class ExportResult(Written):
     notes: Sequence[str] = ()
     """What of the example inputs was left out, added or kept before the capture."""
 
+    added: Mapping[str, Any] = field(default_factory=dict)
+    """The inputs of the file that nobody gave, because transformers' exporter computes them ahead, for the example."""
+
     remarks: Sequence[str] = ()
     """What the caller of the export said about the model and its inputs."""
 
@@ -102,6 +105,28 @@ class ExportResult(Written):
         return self.hierarchy.settings.valid_if
 
     @property
+    def limits(self) -> list[str]:
+        """What a person has to know before the file runs with other inputs, a line each."""
+        lines = [
+            f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
+            f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
+            for axis in self.fixed
+        ]
+        if self.valid_if:
+            lines.append(f"the file is right only for {'; '.join(map(stated_with_line, self.valid_if))}")
+        if presumed := self.hierarchy.settings.presumed:
+            lines.append(presumption_warning(presumed))
+        return lines
+
+    @property
     def coverage(self) -> documents.Coverage:
         """How many nodes have an owner by each kind of evidence."""
         return self.hierarchy.coverage
+
+
+def presumption_warning(lines: Sequence[str]) -> str:
+    """What a file does where the model asks whether anything is selected."""
+    return (
+        f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "
+        "something is: verify it on inputs for which nothing is"
+    )

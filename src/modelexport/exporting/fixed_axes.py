@@ -6,7 +6,7 @@ interpolated for other sizes, a padding computed in Python, a size in a ``Reshap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,60 +50,24 @@ def fixed_axis_message(axis: FixedAxis) -> str:
     )
 
 
-def find_fixed_axes(inputs: Inputs, model: ir.Model, run: Run) -> list[FixedAxis]:
-    """The dynamic axes of a file that fail, or give other results than the model, in any other size.
+def axes_of(inputs: Inputs, model: ir.Model, symbol: str, result: Tried | None, decides: str = "") -> list[FixedAxis]:
+    """The axes of a file whose size is a symbol, as fixed ones.
 
     Args:
-        inputs: The example inputs; not changed.
-        model: The file; its conditions of sizes hold in all runs.
-        run: Runs the model and the file with sizes of the dynamic axes.
+        result: What happens with another size.
+        decides: Which line of the model decides by it.
     """
-    from modelexport.pytorch.inputs.other_sizes import changeable_sizes
-
-    sizes = changeable_sizes(inputs, model)
-    if not sizes:
-        return []
-    search = _Search(_runner(inputs, model, run))
-    if not search.find_closed(sizes):
-        return []
-    call = next(filter(None, search.calls), "")
-    return [fixed for symbol, reason in search.closed.items() for fixed in axes_of(inputs, model, symbol, reason, call)]
-
-
-def axes_of(inputs: Inputs, model: ir.Model, symbol: str, reason: str, call: str = "") -> list[FixedAxis]:
-    """The axes of a file whose size is a symbol, as fixed ones."""
     from modelexport.pytorch.inputs.other_sizes import symbol_sizes, symbols_by_input
 
     size = symbol_sizes(inputs, model)[symbol]
+    reason = result.reason[:_REASON] if result is not None else ""
+    reason = f"{reason} ({decides})" if reason and decides else reason or decides
     return [
-        FixedAxis(input=name, axis=axis, symbol=symbol, size=size, call=call, reason=reason[:_REASON])
+        FixedAxis(input=name, axis=axis, symbol=symbol, size=size, call=result.call if result else "", reason=reason)
         for name, symbols in symbols_by_input(model).items()
         for axis, other in enumerate(symbols)
         if other == symbol
     ]
-
-
-def _runner(inputs: Inputs, model: ir.Model, run: Run) -> Callable[[Collection[str]], Tried]:
-    """Compares the outputs with other sizes of some symbols, in the first two ways that the model accepts.
-
-    One may agree by chance: ``int(0.75 * n)`` is 6 for 8 and for 9.
-    """
-    from modelexport.pytorch.inputs.other_sizes import WAYS, changed_sizes, symbol_sizes
-
-    def compared(symbols: Collection[str]) -> Tried:
-        if not symbols:
-            return run(symbol_sizes(inputs, model)) or Tried("not compared")
-        results: list[Tried] = []
-        for way in WAYS:
-            sizes = changed_sizes(inputs, model, way, symbols)
-            result = run(sizes) if sizes is not None else None
-            if result is not None and result.status != "not compared":
-                results.append(result)
-            if len(results) == _WAYS_NEEDED or (results and results[-1].status == "differ"):
-                break
-        return results[-1] if results else Tried("not compared")
-
-    return compared
 
 
 @dataclass(frozen=True)
@@ -132,53 +96,5 @@ def tried(compared: Compared) -> Tried:
     return Tried("agree" if compared.unknown is None else "not compared")
 
 
-@dataclass
-class _Search:
-    """Finds the symbols whose sizes cannot change, in as few runs as possible."""
-
-    run: Callable[[Collection[str]], Tried]
-
-    def __post_init__(self) -> None:
-        self.open: set[str] = set()
-        self.closed: dict[str, str] = {}
-        """Symbols that cannot change, to what happens."""
-        self.calls: list[str] = []
-
-    def find_closed(self, sizes: Mapping[str, int]) -> bool:
-        """Fill ``closed``; whether any symbol cannot change."""
-        whole = self._compared(sizes)
-        # What differs with the sizes of the example is not due to any other size.
-        if whole.status in ("agree", "tie") or self.run(()).status == "differ":
-            return False
-        by_size: dict[int, list[str]] = {}
-        for symbol, size in sizes.items():
-            by_size.setdefault(size, []).append(symbol)
-        # What has the same size in the example may have to have it always.
-        for group in by_size.values():
-            together = self._compared(group)
-            if together.status in ("agree", "tie"):
-                self.open.update(group)
-                continue
-            alone = {symbol: self._compared([symbol]) for symbol in group} if len(group) > 1 else {group[0]: together}
-            self.open.update(symbol for symbol, result in alone.items() if result.status in ("agree", "tie"))
-            wrong = {symbol: result.reason for symbol, result in alone.items() if result.status == "differ"}
-            if not wrong and together.status == "differ":  # the model accepts no other size of one of them alone
-                wrong = {symbol: together.reason for symbol in group if symbol not in self.open}
-            self.closed |= wrong
-        rest = [symbol for symbol in sizes if symbol not in self.closed]
-        while not self.closed and whole.status == "differ" and rest:  # only several sizes together show it
-            last = rest.pop()
-            if self.run(rest).status != "differ":
-                self.closed[last] = whole.reason
-        return bool(self.closed)
-
-    def _compared(self, symbols: Collection[str]) -> Tried:
-        result = self.run({*self.open, *symbols})
-        if result.status == "differ":
-            self.calls.append(result.call)
-        return result
-
-
-_WAYS_NEEDED = 2
 _REASON = 200
 """The largest number of characters of a reason in a message."""

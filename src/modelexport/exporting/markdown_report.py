@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import on_one_line, printable, text_without_paths
-from modelexport.exporting.export_checks import presumption_warning
+from modelexport.exporting.export_result import presumption_warning
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes

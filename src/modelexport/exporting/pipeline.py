@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,10 +14,13 @@ from modelexport.capture.patches import turned_off
 from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
+from modelexport.core.text import error_line
 from modelexport.core.timed_stages import Stages
-from modelexport.errors import UsageError
+from modelexport.core.warned_callers import warn_caller
+from modelexport.errors import CaptureError, CheckError, LimitedFileWarning, UsageError
 from modelexport.exporting import steps
 from modelexport.exporting.automatic_axis_names import captured_symbols, name_unnamed_axes
+from modelexport.exporting.capture_inputs import CaptureInputs
 from modelexport.exporting.export_checks import ExportChecks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
@@ -25,16 +28,17 @@ from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
-from modelexport.exporting.size_decisions import stated_unchecked
+from modelexport.exporting.stated_conditions import stated_unchecked
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
 from modelexport.format import documents
 from modelexport.graph.node_owners import owned_operators
 from modelexport.graph.size_conditions import SizeCondition, record_conditions
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
+from modelexport.pytorch.inputs.axes_of_one import Axis, widened
 from modelexport.pytorch.inputs.documented_axes import documented_axes
-from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
-from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
+from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.nested_tensors import Inputs, arguments_of, input_tensors, run_arguments
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.runtime.checked_writing import checked_and_replaced
 from modelexport.tagged.documents.dag import write_dag_files
@@ -77,6 +81,9 @@ def export(
         UntaggedNodeError: A node has no owner. Nothing is written.
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
         OutputError: The files cannot be written. Existing files are unchanged.
+
+    Warns:
+        LimitedFileWarning: The file is right only for some sizes or values, or does not take the inputs as given.
     """
     if path is None:
         raise UsageError("there is no path: give export(model, inputs, path), for example with example_inputs(model)")
@@ -86,12 +93,16 @@ def export(
     if options.tags.dag_dir is not None:
         check_output_folder(Path(options.tags.dag_dir))
     with stages("repeat"):
-        prepared = prepare_inputs(model, inputs, options.capture.constants)
+        given: Inputs = arguments_of(inputs)
+        prepared = prepare_inputs(model, given, options.capture.constants)
         if isinstance(options.capture.interface, RequestedNames):
             options.capture.interface.check_named_axes(arguments_by_name(model, prepared.inputs))
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
-    job = _Job(model, prepared, path, name, options, stages, unrepeatable, remarks)
-    return first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
+    job = _Job(model, given, prepared, path, name, options, stages, unrepeatable, remarks)
+    result = first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
+    for line in (*result.limits, *result.notes):
+        warn_caller(line, LimitedFileWarning)
+    return result
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,8 @@ class _Job:
     """One export: everything except the choice of the front end."""
 
     model: nn.Module
+    inputs: Inputs
+    """The example as it was given."""
     prepared: Prepared
     path: Path
     name: str | None
@@ -108,24 +121,67 @@ class _Job:
     remarks: Sequence[str]
 
     def export_by(
-        self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool, fixed: Sequence[FixedAxis] = ()
+        self,
+        frontend: FrontEnd,
+        attempts: Sequence[Attempt],
+        keep_anyway: bool,
+        fixed: Sequence[FixedAxis] = (),
+        ones: Collection[Axis] = (),
     ) -> ExportResult:
-        """Export with a front end. The files are moved into place if everything succeeds."""
+        """Export with a front end. The files are moved into place if everything succeeds.
+
+        Args:
+            fixed: Axes that have to have the size of the example.
+            ones: Those of them that are one in the example, as :func:`tensors_in` names them, and one in the capture.
+        """
+        with self.stages("repeat"):
+            captured = self._for_capture(ones)
         try:
             with turned_off(*([] if self.options.capture.reuse else ["once"])):
-                return self._export_by(frontend, attempts, keep_anyway, fixed)
+                return self._export_by(frontend, attempts, keep_anyway, fixed, captured)
         except FixedAxesError as error:
-            more = error.axes
-        return self.export_by(frontend, attempts, keep_anyway, [*fixed, *more])
+            more = captured.as_in_example(error.axes)
+            ones = [*ones, *captured.wide_axes(error.axes)]
+        except (CaptureError, CheckError) as error:
+            if not captured.wide or self._names_one_of(captured.axes_of_file):
+                raise
+            reason = f"with another size in the example the export fails: {error_line(error)}"
+            more, ones = captured.all_as_in_example(reason), [*ones, *captured.wide]
+        return self.export_by(frontend, attempts, keep_anyway, [*fixed, *more], ones)
+
+    def _for_capture(self, ones: Collection[Axis]) -> CaptureInputs:
+        """The inputs of the capture, whose axes have another size than one where that can be dynamic."""
+        capture, names = self.options.capture, self.options.capture.interface
+        if not capture.dynamic or not (names is None or isinstance(names, RequestedNames)):
+            return CaptureInputs(self.prepared.inputs, self.prepared.inputs)
+        kept = kept_tensors(self.model, self.inputs, tuple(self.prepared.constants))
+        has_weights = self.options.weights.lent is None
+        wide, sizes = widened(self.model, self.inputs, kept=kept, ones=ones, runs=has_weights)
+        inputs = prepare_inputs(self.model, wide, capture.constants).inputs if sizes else self.prepared.inputs
+        return CaptureInputs(self.prepared.inputs, inputs, sizes, fixes_ones=True)
+
+    def _names_one_of(self, axes: Collection[tuple[str, int]]) -> bool:
+        """Whether a person named an axis, which has to be dynamic then."""
+        names = self.options.capture.interface
+        if not isinstance(names, RequestedNames):
+            return False
+        return any(axis < len(names.leading) for _, axis in axes) or bool({*axes} & {*names.axes})
 
     def _export_by(
-        self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool, fixed: Sequence[FixedAxis]
+        self,
+        frontend: FrontEnd,
+        attempts: Sequence[Attempt],
+        keep_anyway: bool,
+        fixed: Sequence[FixedAxis],
+        captured: CaptureInputs,
     ) -> ExportResult:
-        model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
+        model, inputs, options, stages = self.model, captured.inputs, self.options, self.stages
         folder = Path(options.tags.dag_dir) if options.tags.dag_dir is not None else None
         with stages("capture"):
             tree = module_tree(model)
-            exported = self._named(capture(model, inputs, frontend, **options.for_capture()))
+            how = options.for_capture() | {"ones": not captured.fixes_ones}
+            exported = self._named(capture(model, inputs, frontend, **how), inputs)
+            captured.check_takes_example(exported, unchecked=not options.checks.check)
             exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
             exported = with_fixed_axes(exported, {(axis.input, axis.axis): axis.size for axis in fixed})
         with stages("optimize"):
@@ -143,7 +199,7 @@ class _Job:
             written.write(stated_unchecked(exported))
             checks = ExportChecks(
                 model,
-                inputs,
+                captured,
                 staged,
                 self.path,
                 written.described.hierarchy,
@@ -172,6 +228,7 @@ class _Job:
                 functions=functions,
                 weights=weights,
                 notes=self.prepared.notes,
+                added=self.prepared.added,
                 remarks=self.remarks,
                 messages=messages,
                 fusion=fused.found if fused is not None else None,
@@ -184,13 +241,13 @@ class _Job:
                 write_dag_files(replacement, folder, described.dags)
         return result
 
-    def _named(self, exported: Exported) -> Exported:
+    def _named(self, exported: Exported, inputs: Inputs) -> Exported:
         """The capture with the names that were asked for, and names for all other dynamic axes."""
         symbols = captured_symbols(exported)
         exported = (self.options.capture.interface or AS_CAPTURED)(exported)
         if not symbols:
             return exported
-        shapes = {name: tuple(t.shape) for name, t in input_tensors(self.model, *run_arguments(self.prepared.inputs))}
+        shapes = {name: tuple(t.shape) for name, t in input_tensors(self.model, *run_arguments(inputs))}
         words = documented_axes(self.model, {name: len(shape) for name, shape in shapes.items()})
         return name_unnamed_axes(exported, symbols, words, shapes)
 

@@ -6,7 +6,6 @@ import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
@@ -88,20 +87,6 @@ class RequestedNames:
             for name in with_axis if axis == 0 else dynamic or with_axis[:1]:  # of the fixed ones, to be refused
                 named[name, axis] = symbol
         return named
-
-
-def widened(inputs: Mapping[str, Any], interface: RequestedNames) -> dict[str, Any]:
-    """Example inputs in which no axis that should be dynamic has size 1, which a capture would treat as fixed."""
-    wide = dict(inputs)
-    for name, value in inputs.items():
-        if not hasattr(value, "repeat") or not hasattr(value, "dim"):
-            continue
-        for axis in range(value.dim()):
-            asked = (name, axis) in interface.axes or axis < len(interface.leading)
-            if asked and value.shape[axis] == 1:
-                times = [2 if place == axis else 1 for place in range(value.dim())]
-                wide[name] = wide[name].repeat(*times)
-    return wide
 
 
 AS_CAPTURED = RequestedNames()

@@ -28,14 +28,20 @@ class SizeTrials:
         return self._done[key]
 
     def _run(self, sizes: Mapping[str, int]) -> Tried | None:
-        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, with_telling_numbers, without_parts
+        from modelexport.pytorch.inputs.other_sizes import (
+            symbol_sizes,
+            too_large,
+            with_sizes,
+            with_telling_numbers,
+            without_parts,
+        )
 
         model = self._sides.tagged.model
         before = symbol_sizes(self._inputs, model)
         if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
             return None
         other = with_sizes(self._inputs, model, sizes)
-        if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)) or without_parts(self._inputs, other):
+        if too_large(self._inputs, other) or without_parts(self._inputs, other):
             return None
         result = self._compared(other)
         if result.status == "agree" and (telling := with_telling_numbers(other)) is not None:
@@ -56,11 +62,5 @@ class SizeTrials:
                 return Tried("not compared")
 
 
-_LARGEST, _MOST_ELEMENTS = 1100, 2**18
-"""The largest size of an axis and the most elements of the inputs in a run, if those of the example are smaller."""
-
-
-def _elements(inputs: Inputs) -> int:
-    from modelexport.pytorch.nested_tensors import tensors_in
-
-    return sum(tensor.numel() for _, tensor in tensors_in(inputs))
+_LARGEST = 1100
+"""The largest size of an axis in a run, if that of the example is smaller."""

@@ -150,6 +150,11 @@ def sizes_against(condition: SizeCondition, sizes: Sizes) -> Iterator[dict[str, 
     yield from (candidate for row in itertools.zip_longest(*near) for candidate in row if candidate is not None)
 
 
+def side_of(condition: SizeCondition, sizes: Sizes) -> tuple[int, ...]:
+    """The order of the terms of each comparison in a condition, for sizes: -1, 0 or 1."""
+    return tuple(int(np.sign(difference.holds(sizes))) for difference in _differences(condition.formula))
+
+
 def sizes_within(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str) -> list[dict[str, int]]:
     """Sizes for which conditions hold, in which one axis differs from given ones; the nearest ones first."""
     return _near([condition for condition in conditions if symbol in condition.symbols], sizes, symbol, True)
@@ -245,6 +250,20 @@ def _always_holds(condition: SizeCondition) -> bool:
 
 
 _DRAWN = 5000
+
+
+@cache
+def _differences(formula: str) -> list[SizeCondition]:
+    """What is above, at or below zero where the terms of each comparison in a formula are in that order."""
+    try:
+        compared = [node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Compare)]
+    except _NOT_EVALUATED:
+        return []
+    return [
+        SizeCondition(f"({ast.unparse(left)}) - ({ast.unparse(right)})")
+        for node in compared
+        for left, right in itertools.pairwise([node.left, *node.comparators])
+    ]
 
 
 @cache

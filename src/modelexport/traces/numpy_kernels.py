@@ -98,7 +98,8 @@ class GlobalMaxPool(OpRun):
 
 class Split(Split_18):
     def _run(self, x: Any, split: Any = None, **how: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        if split is not None and sum(split) != x.shape[how["axis"]]:  # onnx shortens the last part, or the tensor
+        # onnx shortens the last part, or the tensor, and takes parts of less than nothing
+        if split is not None and (sum(split) != x.shape[how["axis"]] or min(split) < 0):
             raise ValueError(f"Split: parts of {list(split)} elements do not add up to {x.shape[how['axis']]}")
         return super()._run(x, split, **how)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -12,19 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.pytorch.inputs.other_sizes import WAYS, one_row, other_sizes, sizes_at_limits
+from modelexport.core.collected_messages import collected
+from modelexport.graph.size_conditions import conditions_of, fitting
+from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
+from modelexport.pytorch.inputs.other_sizes import (
+    sizes_at_limits,
+    symbol_sizes,
+    too_large,
+    with_sizes,
+    without_parts,
+)
 from modelexport.pytorch.inputs.variations import (
     PADDED,
     PADDED_AT_THE_END,
     beyond_example,
     magnified,
     padded_at_the_end,
-    uniform,
     variations_in_one,
     variations_one_by_one,
 )
 from modelexport.pytorch.nested_tensors import Inputs
-from modelexport.tagged.file import TaggedFile
+from modelexport.pytorch.runs.other_answers import with_other_answers
+from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.traces.array_differences import Verdict
 from modelexport.verify.compared_runs import Compared, output_differences
 from modelexport.verify.model_and_file import Sides
@@ -45,7 +54,7 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
 
     Args:
         kept: The names of tensors that do not change: the file has their values.
-        selects: The file does always what the model does only if something is selected.
+        selects: The model asks for values, and the file does always what follows one of the answers.
     """
     others, tagged = Others(), sides.tagged
 
@@ -81,14 +90,13 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
             if verdict.status == "not compared" and PADDED in what:
                 verdict = compared(PADDED_AT_THE_END, padded_at_the_end(inputs, kept))
             others.compared.append(verdict)
-        others.compared += _with_other_sizes(inputs, tagged, compared)
-    for what, other in one_row(inputs, tagged.model):
-        verdict = compared(what, other)
-        others.compared.append(verdict)
-        if verdict.status != "not compared":
-            break
+    others.compared += _with_other_sizes(sides, inputs, compared)
     limits = sizes_at_limits(inputs, tagged.model)
-    rare = chain(limits, beyond_example(inputs, tagged.model, kept), uniform(inputs, kept) if selects else ())
+    rare = chain(
+        limits,
+        beyond_example(inputs, tagged.model, kept),
+        with_other_answers(sides.model, inputs, kept) if selects else (),
+    )
     beyond = [compared(what, other) for what, other in rare]
     beyond += [compared(what, other, finite=True) for what, other in magnified(inputs, kept)]
     others.compared += [verdict for verdict in beyond if verdict.status != "not compared"]
@@ -96,17 +104,34 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
 
 
 def _with_other_sizes(
-    inputs: Inputs, tagged: TaggedFile, compared: Callable[[str, Inputs], OtherInputs]
+    sides: Sides, inputs: Inputs, compared: Callable[[str, Inputs], OtherInputs]
 ) -> Iterator[OtherInputs]:
-    """The first way to change all sizes that the model accepts; one symbol at a time if it accepts none."""
-    accepted = False
-    for what, other in other_sizes(inputs, tagged.model):
-        if accepted:
-            return
-        verdict = compared(what, other)
+    """Comparisons at a covering set of sizes that the conditions of the file allow."""
+    model = sides.tagged.model
+    conditions, example = conditions_of(model), symbol_sizes(inputs, model)
+    cover = CoveringSizes(example, lambda sizes, free: fitting(conditions, sizes, free))
+    for sizes in cover:
+        other = with_sizes(inputs, model, sizes)
+        if too_large(inputs, other) or without_parts(inputs, other) or not _accepts(sides, other):
+            continue
+        changed = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items() if size != example[symbol])
+        verdict = compared(f"other sizes, {changed}", other)
         if verdict.status != "not compared":
-            accepted = what in WAYS
+            cover.accept(sizes)
             yield verdict
+    if cover.unchanged:
+        what, reason = f"other sizes of {', '.join(cover.unchanged)}", "the model accepts none that were tried"
+        yield OtherInputs(what=what, status="not compared", reason=reason)
+
+
+def _accepts(sides: Sides, inputs: Inputs) -> bool:
+    """Whether the model runs: in its own types, in which it refuses sizes sooner than in float64."""
+    try:
+        with collected():
+            returned_by(sides.model, inputs)
+    except Exception:  # a model may raise anything for sizes that it does not accept
+        return False
+    return True
 
 
 def _verdict_on_outputs(what: str, compared: Compared) -> OtherInputs:

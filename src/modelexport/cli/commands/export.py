@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from modelexport.cli.name_and_axis_options import NamedParts, NameOptions, read_interface
 from modelexport.core.declared_options import option
 from modelexport.core.timed_stages import Stages
-from modelexport.errors import UsageError
+from modelexport.errors import LimitedFileWarning, UsageError
 from modelexport.exporting.options import Options
 from modelexport.terminal.model_argument import Loading, ModelChoice, load_for_package
 from modelexport.terminal.printing import print_result
@@ -81,24 +82,24 @@ def _export_file(
 ) -> ExportResult:
     """The result; its remarks are what the model computes if its class does not say it, and inputs that nobody gave."""
     from modelexport.exporting.pipeline import export as run
-    from modelexport.exporting.requested_names import widened
 
     interface = read_interface(names)
     loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")
     options.quantized.check_model(loaded.model)
-    example = widened(example, interface) if isinstance(example, Mapping) else example
-    return run(
-        loaded.model,
-        example,
-        output,
-        name=loaded.name,
-        options=options,
-        stages=stages,
-        interface=interface,
-        dynamic=options.capture.dynamic or bool(names.axes),
-        source=loaded.weights,
-        remarks=_remarks(choice, loaded, example),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LimitedFileWarning)  # the lines that the command prints say it
+        return run(
+            loaded.model,
+            example,
+            output,
+            name=loaded.name,
+            options=options,
+            stages=stages,
+            interface=interface,
+            dynamic=options.capture.dynamic or bool(names.axes),
+            source=loaded.weights,
+            remarks=_remarks(choice, loaded, example),
+        )
 
 
 def _remarks(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:

@@ -1,13 +1,11 @@
 """Inputs with other sizes of the dynamic axes of a file.
 
-A symbol has one size wherever it occurs, also in sums (``past + sequence``). Models accept different sizes: multiples
-of a patch or a window, or other sizes of some axes only. So there are several ways to change them, of which a model has
-to accept one.
+A symbol has one size wherever it occurs, also in sums (``past + sequence``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -19,15 +17,6 @@ from modelexport.graph.size_conditions import broken, conditions_of, fitting, la
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
-
-WAYS: Mapping[str, Callable[[int], int]] = {
-    "other sizes": larger,
-    "twice the sizes": lambda size: 2 * size,
-    "half the sizes": lambda size: max(size // 2, 1),
-    "smaller sizes": lambda size: max(size - max(size // 5, 1), 1),
-}
-"""The ways to change sizes, each to the size instead of a given one. Larger ones come first: a table that is as long as
-the example is right for everything shorter. First axes, which may be batches, grow by one first."""
 
 
 def _matching_name(name: str, known: Collection[str]) -> str | None:
@@ -45,36 +34,25 @@ def inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
 
 
 def changeable_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
-    """The symbols of the dynamic axes of a file to their sizes in some inputs, without those of size one or none."""
-    return {symbol: size for symbol, size in symbol_sizes(inputs, model).items() if size > 1}
+    """The symbols of the dynamic axes of a file to their sizes in some inputs, without those of size none."""
+    return {symbol: size for symbol, size in symbol_sizes(inputs, model).items() if size > 0}
 
 
-def changed_sizes(
-    inputs: Inputs, model: ir.Model, way: str = "other sizes", symbols: Collection[str] | None = None
-) -> dict[str, int] | None:
-    """The sizes of the dynamic axes after a change of some, for which the conditions of the file hold.
+def resized(inputs: Inputs, model: ir.Model, symbols: Collection[str] | None = None) -> Inputs:
+    """Inputs with larger sizes of dynamic axes for which the conditions of a file hold, or the same ones.
+
+    A table that is as long as the example is right for everything shorter. First axes, which may be batches, grow by
+    one.
 
     Args:
-        way: One of :data:`WAYS`.
-        symbols: The symbols to change; by default all.
-
-    Returns:
-        ``None`` if none could be changed.
+        symbols: Those to change; by default all.
     """
     before, now = symbol_sizes(inputs, model), {}
     for symbol, (size, axis) in _symbols(inputs, model).items():
-        chosen = size > 1 and (symbols is None or symbol in symbols)
-        now[symbol] = size if not chosen else size + 1 if axis == 0 and way == next(iter(WAYS)) else WAYS[way](size)
+        changes = size > 0 and (symbols is None or symbol in symbols)
+        now[symbol] = size if not changes else size + 1 if axis == 0 else larger(size)
     fits = fitting(conditions_of(model), now, [symbol for symbol, size in now.items() if size != before[symbol]])
-    return fits if fits != before else None
-
-
-def resized(
-    inputs: Inputs, model: ir.Model, way: str = "other sizes", symbols: Collection[str] | None = None
-) -> Inputs:
-    """Inputs with other sizes: cut, or repeated with other numbers. Arguments as in :func:`changed_sizes`."""
-    now = changed_sizes(inputs, model, way, symbols)
-    return inputs if now is None else with_sizes(inputs, model, now)
+    return inputs if fits is None or fits == before else with_sizes(inputs, model, fits)
 
 
 def with_sizes(
@@ -86,20 +64,51 @@ def with_sizes(
         axes: The inputs of the file, each to the symbol of each axis; by default the dynamic axes of the file.
     """
     axes = symbols_by_input(model) if axes is None else axes
-    file_names = inputs_of_file(inputs, model)
-    names = {id(tensor): file_names.get(name) for name, tensor in tensors_in(inputs)}
+    file_names, numbers = inputs_of_file(inputs, model), {symbol: str(size) for symbol, size in now.items()}
+    sizes: dict[tuple[str, int], int] = {}
+    for name, tensor in tensors_in(inputs):
+        for axis, symbol in enumerate(axes.get(file_names.get(name, ""), [])[: tensor.ndim]):
+            size = put_size(symbol, numbers) if symbol is not None else None
+            if isinstance(size, int) and size >= 0:
+                sizes[name, axis] = size
+    return with_sizes_of_axes(inputs, sizes)
+
+
+def with_sizes_of_axes(inputs: Inputs, sizes: Mapping[tuple[str, int], int]) -> Inputs:
+    """Inputs with other sizes: cut, or repeated with other numbers.
+
+    Args:
+        sizes: Names of tensors, as :func:`tensors_in` has them, and numbers of axes to their sizes.
+    """
+    names = {id(tensor): name for name, tensor in tensors_in(inputs)}
+    known = {name for name, _ in sizes}
     shorter: list[tuple[int, int]] = []
 
     def with_size(value: Any) -> Any:
         name = names.get(id(value))
-        if name is None or name not in axes:
+        if name not in known:
             return value
-        other = _resized(value, axes[name], now)
+        other = value
+        for axis in range(value.ndim):
+            other = _resized(other, axis, sizes.get((name, axis), value.shape[axis]))
         shorter.extend((size, less) for size, less in zip(value.shape, other.shape, strict=True) if less < size)
         return in_order(value, other) if not _are_offsets(value) else other.cummax(0).values
 
     changed: Inputs = tree_map(with_size, inputs)
     return tree_map(lambda value: _ending_within(value, shorter), changed) if shorter else changed
+
+
+def too_large(inputs: Inputs, other: Inputs) -> bool:
+    """Whether inputs are too large to be tried, given those of the example."""
+    return _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(inputs))
+
+
+def _elements(inputs: Inputs) -> int:
+    return sum(tensor.numel() for _, tensor in tensors_in(inputs))
+
+
+_MOST_ELEMENTS = 2**18
+"""The most elements of inputs that are tried, if those of the example are fewer."""
 
 
 def _sorted_from_zero(value: Any) -> bool:
@@ -143,18 +152,6 @@ def _ending_within(value: Any, shorter: Sequence[tuple[int, int]]) -> Any:
     return value.clamp(max=min(ends)) if ends else value
 
 
-def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
-    """Inputs with other sizes, with a description. A model need not accept more than one of them.
-
-    All symbols change at once, in each of the ways, and then one symbol at a time.
-    """
-    sizes = changeable_sizes(inputs, model)
-    ways = [(way, changed_sizes(inputs, model, way)) for way in WAYS if sizes]
-    if len(sizes) > 1:
-        ways += [(f"another size of {symbol}", changed_sizes(inputs, model, symbols=[symbol])) for symbol in sizes]
-    yield from ((what, with_sizes(inputs, model, now)) for what, now in ways if now is not None)
-
-
 def within_conditions(inputs: Inputs, model: ir.Model) -> Inputs:
     """Inputs in the nearest sizes for which the conditions of a file hold; the same ones if they do, or if none fit."""
     conditions, sizes = conditions_of(model), symbol_sizes(inputs, model)
@@ -182,44 +179,6 @@ def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inpu
 
 _LIMITS, _LARGEST = 2, 1100
 """How many sizes on the other side of a condition give one on this side, and the largest that is tried."""
-
-
-def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
-    """Inputs with a single row where the first axes are dynamic, with a description: with small other sizes first.
-
-    Captures treat a size of one apart, and what removes axes of size one removes that axis as well. That shows with
-    small sizes, too, which take less time; but a model may refuse these, or compute something else than the file for
-    them: then the sizes of the example count. Odd sizes are tried first: that they are rounded up shows with no others.
-    """
-    symbols = _symbols(inputs, model)
-    rows = {symbol for symbol, (size, axis) in symbols.items() if axis == 0 and size > 1}
-    if not rows:
-        return
-    one_row_sizes = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
-    small = small_sizes(one_row_sizes)
-    odd = {symbol: _odd(size, one_row_sizes[symbol]) for symbol, size in small.items()}
-    conditions, others = conditions_of(model), symbols.keys() - rows
-    fits = [fitting(conditions, sizes, others) for sizes in (odd, small, one_row_sizes)]
-    for index, sizes in enumerate(fits):
-        if sizes is not None and sizes not in fits[:index]:
-            yield ONE_SMALL_ROW if sizes != one_row_sizes else "one row", with_sizes(inputs, model, sizes)
-
-
-ONE_SMALL_ROW = "one row of small sizes"
-
-
-def _odd(size: int, most: int) -> int:
-    """The next odd number, which is no multiple of a kernel's stride; not above the most."""
-    return size if size % 2 else size + 1 if size < most else size - 1
-
-
-def small_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """An eighth of each size, but none below eight that was not."""
-    return {symbol: max(size // 8, min(size, _SMALL)) for symbol, size in sizes.items()}
-
-
-_SMALL = 8
-"""Sizes up to this one are small."""
 
 
 def symbol_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
@@ -270,14 +229,11 @@ def fix_broadcast_axes(model: ir.Model, inputs: Inputs) -> None:
             values[name].shape = ir.Shape([*shape[:axis], 1, *shape[axis + 1 :]])
 
 
-def _resized(tensor: torch.Tensor, axes: Sequence[str | None], sizes: Mapping[str, int]) -> torch.Tensor:
-    numbers = {symbol: str(size) for symbol, size in sizes.items()}
-    for axis, size in enumerate(axes[: tensor.ndim]):
-        now = put_size(size, numbers) if size is not None else None
-        if isinstance(now, int) and now != tensor.shape[axis] and tensor.shape[axis] and now >= 0:
-            index = torch.arange(now, device=tensor.device) % tensor.shape[axis]
-            tensor = _with_others(tensor.index_select(axis, index), axis, tensor.shape[axis])
-    return tensor
+def _resized(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    if size == tensor.shape[axis] or not tensor.shape[axis]:
+        return tensor
+    index = torch.arange(size, device=tensor.device) % tensor.shape[axis]
+    return _with_others(tensor.index_select(axis, index), axis, tensor.shape[axis])
 
 
 def _with_others(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
@@ -288,10 +244,18 @@ def _with_others(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     added = torch.arange(tensor.shape[axis], device=tensor.device) >= size
     if not tensor.is_floating_point() or not added.any():
         return tensor
-    others = tensor + 0.25 * (tensor.flip(axis) - tensor).to(tensor.dtype)
     if _has_numbers_of_masks(tensor):
         return tensor
-    added = added.reshape([-1 if place == axis else 1 for place in range(tensor.ndim)])
+    along = [-1 if place == axis else 1 for place in range(tensor.ndim)]
+    if size > 1:
+        others = tensor + 0.25 * (tensor.flip(axis) - tensor).to(tensor.dtype)
+    else:  # each copy of the only row is another mixture of it with itself in reverse
+        share = torch.arange(len(added), device=tensor.device).reshape(along) / (2 * len(added))
+        mirrored = tensor.flip(tuple(range(tensor.ndim)))
+        others = tensor + (share * ((mirrored if not torch.equal(mirrored, tensor) else 0 * tensor) - tensor)).to(
+            tensor.dtype
+        )
+    added = added.reshape(along)
     return torch.where(added & torch.isfinite(others), others, tensor)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Prepared:
     """The arguments that a file does not take, to the values that it keeps: what is no tensor, and what was named."""
     notes: tuple[str, ...] = ()
     """What was left out or added, a line each."""
+    added: Mapping[str, Any] = field(default_factory=dict)
+    """Inputs that were computed from the others."""
 
 
 def prepare_inputs(model: nn.Module, inputs: Inputs | torch.Tensor, constants: Collection[str] = ()) -> Prepared:
@@ -48,7 +50,7 @@ def prepare_inputs(model: nn.Module, inputs: Inputs | torch.Tensor, constants: C
         UsageError: There is no such argument.
     """
     check_has_forward(model)
-    used, notes = _as_transformers_has_them(model, arguments_of(inputs))
+    used, notes, added = _as_transformers_has_them(model, arguments_of(inputs))
     bound = arguments_by_name(model, used)
     if isinstance(used, Mapping) and bound.keys() == used.keys():
         used = bound  # in the order of the parameters, which is that of a graph's inputs
@@ -67,7 +69,7 @@ def prepare_inputs(model: nn.Module, inputs: Inputs | torch.Tensor, constants: C
         if value is not None and (name in constants or not any(True for _ in tensors_in(value)))
     }
     kept |= {name: _shown(tensor) for name, tensor in tensors_in(bound) if name in constants}
-    return Prepared(used, kept, tuple(notes))
+    return Prepared(used, kept, tuple(notes), added)
 
 
 def arguments_by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
@@ -111,11 +113,11 @@ def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -
     return frozenset(name for name, tensor in tensors_in(inputs) if id(tensor) in kept)
 
 
-def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[str]]:
+def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[str], dict[str, Any]]:
     """Without labels, and with what its exporter computes from the inputs' values before it captures a model."""
     named = arguments_by_name(model, inputs) if is_pretrained(model) else {}
     if not named:
-        return inputs, []
+        return inputs, [], {}
     from transformers.exporters.utils import precompute_export_inputs
 
     labels = [name for name in _LABELS if named.get(name) is not None]
@@ -128,10 +130,15 @@ def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs,
         used = before
     notes = [f"{name} left out: transformers does not export the computation of a loss" for name in labels]
     added = [name for name in used if name not in before]
-    notes += [f"{name} computed from the other inputs: the file takes it as one more input" for name in added]
+    if added:
+        them = "them" if len(added) > 1 else "it"
+        how = "transformers.exporters.utils.precompute_export_inputs(model, inputs)"
+        takes = f"the file takes {them} as well, and {how} adds {them} to other inputs"
+        notes.append(f"{', '.join(added)} computed from the other inputs: {takes}")
     changed = [name for name in before if used.get(name) is not before[name]]
     notes += [f"{name} kept as it is: the file holds its value" for name in changed]
-    return (used if labels or added or changed else inputs), notes
+    given: Inputs = used if labels or added or changed else inputs
+    return given, notes, {name: used[name] for name in added}
 
 
 _LABELS = ("labels", "future_values")

@@ -12,14 +12,13 @@ the graph, not by names. A model may refuse a variation; that is not a fault of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
-from modelexport.pytorch.inputs.other_sizes import in_order, inputs_of_file, other_sizes
+from modelexport.pytorch.inputs.other_sizes import in_order, inputs_of_file, resized
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.runtime.varied_inputs import FACTORS, rows_of_ids
@@ -45,9 +44,9 @@ def variations_in_one(inputs: Inputs, model: ir.Model, kept: Collection[str] = (
     if any(nested_graphs(node) for node in model.graph):
         return None
     changes = dict(_changes(inputs, model, kept))
-    ways = list(islice(other_sizes(inputs, model), 1))
-    names, resized = [*changes, *(way for way, _ in ways)], ways[0][1] if ways else inputs
-    return (", ".join(names), changed(resized, list(changes.values()))) if len(names) > 1 else None
+    other = resized(inputs, model)
+    names = [*changes, *(["other sizes"] if other is not inputs else [])]
+    return (", ".join(names), changed(other, list(changes.values()))) if len(names) > 1 else None
 
 
 def padded_at_the_end(inputs: Inputs, kept: Collection[str] = ()) -> Inputs:

@@ -1,0 +1,249 @@
+"""Which conditions of sizes a file has: the recorded ones on whose other side it differs from the model.
+
+Most of what torch.export records changes nothing: whether tensors are contiguous, or broadcast. So the model and the
+file run with sizes for which a condition does not hold, on each side of each comparison and where its terms are equal.
+Only if they agree on all of these, or the model itself refuses such sizes, is the condition dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import msgspec
+
+from modelexport.exporting.fixed_axes import Run, Tried
+from modelexport.graph.size_conditions import (
+    SizeCondition,
+    broken,
+    fitting,
+    follows,
+    next_odd,
+    side_of,
+    simplified,
+    sizes_against,
+)
+from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
+
+
+@dataclass
+class Settled:
+    """The conditions of a file."""
+
+    kept: list[SizeCondition] = field(default_factory=list)
+    reasons: dict[str, Tried] = field(default_factory=dict)
+    """The formula of a condition to what happens if it does not hold; none for one that was not tried."""
+
+
+def settle_conditions(
+    recorded: Collection[SizeCondition],
+    sizes: Mapping[str, int],
+    changeable: Collection[str],
+    run: Run,
+    cover: Callable[[Collection[SizeCondition]], Iterable[Mapping[str, int]]],
+) -> Settled:
+    """The conditions that a file has.
+
+    Args:
+        recorded: Those of its capture.
+        sizes: The size of each dynamic axis in the example inputs.
+        changeable: The axes that may have another size.
+        cover: Runs with sizes of all orders for which conditions hold, and gives those at which the file agrees.
+    """
+    asked = [
+        candidate
+        for candidate in recorded
+        if set(candidate.symbols) <= sizes.keys() and set(candidate.symbols) & set(changeable)
+    ]
+    ones = [SizeCondition(f"{symbol} > 1") for symbol in changeable]
+    pending = [candidate for candidate in simplified([*asked, *ones]) if candidate.holds(sizes)]
+    settling = _Settling(sizes, changeable, run, pending)
+    settling.find_base()
+    settling.drop_most_by_one_run()
+    settling.try_each([candidate for candidate in pending if candidate.in_model])
+    settling.drop_most_by_one_run()
+    settling.drop_implied()
+    for agreeing in cover(settling.settled.kept):
+        settling.drop_agreeing(agreeing)
+    settling.try_each(settling.pending)
+    return replace(settling.settled, kept=without_implied(settling.settled.kept))
+
+
+class _Settling:
+    """Conditions that are still to be tried, and those that were kept: each method has fewer to be tried."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], changeable: Collection[str], run: Run, pending: Sequence[SizeCondition]
+    ) -> None:
+        self.sizes = sizes
+        self.changeable = changeable
+        self.run = run
+        self.pending = list(pending)
+        self.equal = [candidate for candidate in pending if EQUAL.fullmatch(candidate.formula)]
+        self.settled = Settled()
+        self.bases = [sizes]
+        """Sizes from which one axis at a time is changed."""
+        self._sides: dict[str, dict[_Side, list[dict[str, int]]]] = {}
+        """The formula of a condition to the sides on which it does not hold and that no run agreed on, with sizes."""
+
+    def find_base(self) -> None:
+        """Find sizes that are all different, if the model accepts some: in the example some are equal by chance."""
+        if len({*self.sizes.values()}) == len(self.sizes):
+            return
+
+        def fits(wanted: Mapping[str, int], free: Collection[str]) -> dict[str, int] | None:
+            return fitting(self.pending, wanted, [symbol for symbol in free if symbol in self.changeable])
+
+        free = len(self.sizes) - len(self.equal)
+        for other in islice(CoveringSizes(self.sizes, fits), _BASES):
+            if len({*other.values()}) >= free and (result := self.run(other)) and result.status in ("agree", "tie"):
+                self.bases.insert(0, other)
+                return
+
+    def drop_most_by_one_run(self) -> None:
+        """Drop those that do not hold at sizes at which most do not, if the file agrees there."""
+        other = fitting(self.settled.kept, _against_most(self.pending, self.sizes, self.changeable), self.changeable)
+        if other is not None and (result := self.run(other)) is not None and result.status in ("agree", "tie"):
+            self.drop_agreeing(other)
+
+    def drop_agreeing(self, other: Mapping[str, int]) -> None:
+        """Drop those of which each side on which they do not hold was tried, the last one with these sizes."""
+        for condition in list(self.pending):
+            if condition.in_model or condition.holds(other):
+                continue
+            sides = self._sides_against(condition)
+            sides.pop(side_of(condition, other), None)
+            if not sides:
+                self.pending.remove(condition)
+
+    def drop_implied(self) -> None:
+        """Drop those that always hold with the kept ones."""
+        self.pending = [candidate for candidate in self.pending if not _always_with(self.settled.kept, candidate)]
+
+    def try_each(self, conditions: Sequence[SizeCondition]) -> None:
+        """Keep those without which the file differs, or the model raises."""
+        for condition in list(conditions):
+            self._try(condition)
+            self.pending.remove(condition)
+
+    def _sides_against(self, condition: SizeCondition) -> dict[_Side, list[dict[str, int]]]:
+        """Sizes for which a condition does not hold, by the order of what it compares."""
+        if condition.formula not in self._sides:
+            sides = self._sides.setdefault(condition.formula, {})
+            pairs = itertools.zip_longest(
+                *(
+                    [(base, other) for other in islice(sizes_against(condition, base), _LOOKED_AT)]
+                    for base in self.bases
+                )
+            )
+            for base, other in (pair for row in pairs for pair in row if pair is not None):
+                changed = other if condition in self.equal else _with_equal(other, base, self.equal)
+                if all(changed[name] == size or name in self.changeable for name, size in self.sizes.items()):
+                    sides.setdefault(side_of(condition, changed), []).append(changed)
+        return self._sides[condition.formula]
+
+    def _try(self, condition: SizeCondition) -> None:
+        sizes, settled = self.sizes, self.settled
+        others = [candidate for candidate in self.pending if candidate is not condition]
+        results: list[Tried | None] = []
+        for side, against in self._sides_against(condition).items():
+            allowed = [other for other in against if not broken(settled.kept, other)]
+            allowed.sort(key=lambda other: bool(broken(others, other)))
+            if allowed:
+                results.append(_worst_result(allowed, self.run, agreeing=len(self.bases) if 0 in side else _AGREEING))
+            if results and results[-1] is not None and results[-1].status == "differ":
+                break
+        result = max(filter(None, results), key=_badness, default=None)
+        if result is not None and result.status == "differ":
+            if (as_is := self.run(sizes)) and as_is.status != "differ":
+                settled.kept.append(condition)
+                settled.reasons[condition.formula] = result
+        elif condition.in_model and None in results:
+            settled.kept.append(condition)
+
+
+_Side = tuple[int, ...]
+EQUAL = re.compile(r"\w+ == [A-Za-z_]\w*")
+"""A condition that two axes are equal."""
+
+
+def _with_equal(other: Mapping[str, int], sizes: Mapping[str, int], equal: Sequence[SizeCondition]) -> dict[str, int]:
+    """Sizes in which the axes that are always equal to a changed one are changed, too."""
+    unchanged = [symbol for symbol in other if other[symbol] == sizes[symbol]]
+    return fitting(equal, other, unchanged) or dict(other)
+
+
+def _worst_result(candidates: Sequence[Mapping[str, int]], run: Run, *, agreeing: int) -> Tried | None:
+    """The worst that happens at some of several sizes, until enough agree; ``None`` if they are too large."""
+    results: list[Tried] = []
+    for other in candidates:
+        if (result := run(other)) is None:
+            continue
+        results.append(result)
+        agreed = sum(earlier.status in ("agree", "tie") for earlier in results)
+        most = _RUNS if agreed or result.status != "not compared" else _REFUSED
+        if result.status == "differ" or agreed == agreeing or len(results) >= most:
+            break
+    return max(results, key=_badness, default=None)
+
+
+def _badness(tried: Tried) -> int:
+    return ("not compared", "tie", "agree", "differ").index(tried.status)
+
+
+_BASES = 8
+"""How many sizes are proposed to find some that are all different."""
+_LOOKED_AT, _RUNS, _REFUSED, _AGREEING = 24, 4, 12, 2
+"""How many sizes for which a condition does not hold are looked at; how many of one side of it are run, are run if the
+model refuses all of them, and have to agree before it is dropped."""
+
+
+def _against_most(
+    conditions: Sequence[SizeCondition], sizes: Mapping[str, int], changeable: Collection[str]
+) -> dict[str, int]:
+    """Other sizes of all axes, for each that for which most conditions of it alone do not hold; odd if there are none.
+
+    The size of an axis that has no condition becomes odd, since what is decided by halves shows with no others.
+    """
+    chosen = dict(sizes)
+    for symbol in changeable:
+        own_conditions = [condition for condition in conditions if condition.symbols == (symbol,)]
+        values = Counter(
+            other[symbol]
+            for condition in own_conditions
+            for other in islice(sizes_against(condition, sizes), _LOOKED_AT)
+        )
+        likely = [value for value, _ in values.most_common() if value > 1]
+        chosen[symbol] = likely[0] if likely else next_odd(sizes[symbol])
+    return chosen
+
+
+def _always_with(kept: Sequence[SizeCondition], condition: SizeCondition) -> bool:
+    """Whether a condition of one axis always holds where those of the same axis do that are kept."""
+    about = [known for known in kept if known.symbols == condition.symbols]
+    return len(condition.symbols) == 1 and bool(about) and follows(condition, about)
+
+
+def without_implied(conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
+    """Conditions without those that hold wherever the others of the same axis do."""
+    kept = list(conditions)
+    for condition in conditions:
+        if _always_with([other for other in kept if other is not condition], condition):
+            kept.remove(condition)
+    for symbols in {condition.symbols for condition in kept if len(condition.symbols) == 1}:
+        same = [condition for condition in kept if condition.symbols == symbols]
+        both = simplified(
+            [msgspec.structs.replace(same[0], formula=" and ".join(f"({condition.formula})" for condition in same))]
+        )
+        if (
+            len(same) > 1
+            and len(both) == 1
+            and len(both[0].formula) <= max(len(condition.formula) for condition in same)
+        ):
+            kept[kept.index(same[0])] = both[0]
+            kept = [condition for condition in kept if condition not in same[1:]]
+    return kept
