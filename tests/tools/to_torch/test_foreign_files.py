@@ -163,6 +163,12 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
         {"w": np.ones((2, 3, 1), np.float32)},
         "its inputs or attributes do not fit",
     ),
+    "a loop without a body": ([node("Loop", ["", "", "in"], ["out"])], {}, "lacks its attribute body"),
+    "a loop of another body": (
+        [node("Loop", ["", "", "in"], ["out"], body=helper.make_graph([], "b", [], []))],
+        {},
+        "are not those of its graphs",
+    ),
     "texts": ([node("Gather", ["t", "i"], ["out"])], {"t": np.array(["a", "b"]), "i": [0]}, "is a tensor of texts"),
     "constant texts": ([node("Constant", [], ["out"], value_strings=["a", "b"])], {}, "is a tensor of texts"),
 }  # fmt: skip
@@ -248,3 +254,12 @@ def test_modules_of_more_elements_than_the_limit_are_written_out(
     monkeypatch.setattr(call_layout, "TESTED_ELEMENTS", 1000)
     assert "nn.GroupNorm(2, 4)" not in torch_source(path).text
     modelexport.to_torch(path)
+
+
+def test_an_entry_of_another_shape_than_the_file_records_is_refused(tmp_path: Path) -> None:
+    path = modelexport.export(nn.Linear(3, 4), (torch.ones(2, 3),), tmp_path / "m.onnx", check=False).path
+    model = onnx.load(path)
+    next(each for each in model.graph.initializer if each.name == "bias").dims[:] = [1, 4]
+    onnx.save(model, path)
+    refused = run("to-torch", path, "-o", tmp_path / "net.py")
+    assert refused.returncode == 2 and "bias has the shape [1, 4] and is recorded with [4]" in refused.stderr

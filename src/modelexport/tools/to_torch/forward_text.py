@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
 from modelexport.format.documents import CallTensor
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.nodes import nested_graphs
@@ -241,7 +242,11 @@ class ForwardText(NestedGraphs):
     def _node(self, node: ir.Node) -> None:
         walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
         if node.op_type in walks and not node.domain:
-            walks[node.op_type](node)
+            try:
+                walks[node.op_type](node)
+            except (LookupError, ValueError) as error:
+                name = f"{node.op_type} {node.name or ''}".strip()
+                raise UsageError(f"the inputs and outputs of {name} are not those of its graphs: {error!r}") from error
         elif node.outputs[0] in self.file_numbers.known:
             self._number_node(node)
         else:

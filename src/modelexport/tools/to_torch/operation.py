@@ -300,7 +300,7 @@ def refuse_damaged_nodes(model: ir.Model) -> None:
     """Refuse nodes that the standard does not allow: what they have would become code.
 
     Raises:
-        UsageError: An attribute has another type than the operator's, or inputs are missing.
+        UsageError: An attribute has another type than the operator's, or attributes or inputs are missing.
     """
     for node in model.graph.all_nodes():
         version = node.version or model.opset_imports.get(node.domain, 1)
@@ -314,6 +314,10 @@ def refuse_damaged_nodes(model: ir.Model) -> None:
                     f"the attribute {key} of {name} is of the type {attribute.type.name}, and the operator's is "
                     f"{str(known.type).rpartition('.')[2]}: the file is damaged"
                 )
+        if lacking := [
+            key for key, known in schema.attributes.items() if known.required and key not in node.attributes
+        ]:
+            raise UsageError(f"{name} lacks its attribute {lacking[0]}: the file is damaged")
         if len(node.inputs) < schema.min_input:
             raise UsageError(
                 f"{name} has {plural(len(node.inputs), 'input')}, fewer than it needs: the file is damaged"

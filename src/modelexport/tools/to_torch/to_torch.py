@@ -264,6 +264,11 @@ def _tensors(
     found: dict[str, np.ndarray[Any, Any]] = {}
     for key, array in entries.arrays.items():
         names = entries.names.get(key, (key,))
+        entry = entries.shapes.get(key)
+        if entry is not None and list(array.shape) != list(entry.shape):
+            raise UsageError(
+                f"{key} has the shape {list(array.shape)} and is recorded with {list(entry.shape)}: the file is damaged"
+            )
         found[next((name for name in names if classes.has(name)), key)] = array
     for path in nodes.by_path:
         if nodes.by_path[path].alias_of is None:
