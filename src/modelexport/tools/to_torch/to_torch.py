@@ -222,7 +222,6 @@ _OWN_WEIGHTS = '''def own_weights():
         if hashlib.file_digest(file, "sha256").hexdigest() != WEIGHTS:
             raise ValueError(f"{path} was not written with {__file__}: give load() its path if it should be loaded")
     return path
-
 '''
 _LOAD_ENTRIES = '''def load(path=None):
     """The model, in evaluation mode, with its weights or those of another safetensors file."""
