@@ -15,7 +15,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.capture.fixed_answers import fixed_answers
 from modelexport.capture.patches import warn_once
 from modelexport.capture.presumed_selections import DECISIONS, Presumed
-from modelexport.capture.repairs.resizing import copy_along_equal_sizes, pick_pixels_as_pytorch
+from modelexport.capture.repairs.resizing import copy_along_equal_sizes, give_sizes_of_pytorch, pick_pixels_as_pytorch
 from modelexport.capture.script_modules import scripts_converted
 from modelexport.capture.value_decisions import DecisionError, inputs_read
 from modelexport.core.collected_messages import collected
@@ -156,6 +156,7 @@ def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, constants: li
     compute_in_wider_integers(exported.model)
     copy_along_equal_sizes(exported.model)
     pick_pixels_as_pytorch(exported.model)
+    give_sizes_of_pytorch(exported.model)
     prepared = prepare_inputs(model, inputs, constants)
     fix_broadcast_axes(exported.model, prepared.inputs)
     return dataclasses.replace(exported, constants=prepared.constants)

@@ -14,7 +14,7 @@ from torch import nn
 import commands
 from exports import Exporter
 from graph_texts import written
-from modelexport import compare
+from modelexport import compare, verify_against
 from modelexport.testing import assert_exports
 from modelexport.tools.compare.change_checks import check_changes
 from modelexport.tools.optimizers.optimize_tools import TOOLS
@@ -140,3 +140,15 @@ def test_texts_are_read_with_the_tokenizer_of_another_folder(tmp_path: Path) -> 
     given = ["--data", tmp_path / "texts.txt", "--processor", words(tmp_path / "tokenizer")]
     done = commands.run("verify", file, "--against", file, *given)
     assert (done.returncode, "inputs: 2 runs of" in done.stdout) == (0, True), done.stderr
+
+
+def test_what_a_node_without_tags_computes_is_lost_by_the_call_of_the_first_file(tmp_path: Path) -> None:
+    """A quantizer's new nodes have no tags; every call agreed, and the output differed."""
+    text = """g (float[2,2] x) => (float[2,2] y) <float s = {%s}>
+        { ["/a/Relu"] h = Relu(x) ["/b/Mul"] i = Mul(h, s) ["/c/Neg"] y = Neg(i) }"""
+    first, second = (tagged(written(tmp_path / f"{factor}.onnx", text % factor)) for factor in ("1.0", "2.0"))
+    changed = onnx.load(second)
+    (node,) = [node for node in changed.graph.node if node.op_type == "Mul"]
+    del node.metadata_props[:]
+    onnx.save(changed, second)
+    assert verify_against(first, second)["b"].status == "differ"

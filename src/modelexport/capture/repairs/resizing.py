@@ -33,6 +33,61 @@ def copy_along_equal_sizes(model: ir.Model) -> None:
             node.replace_input_with(2, _scales(node, scales, known))
 
 
+def give_sizes_of_pytorch(model: ir.Model) -> None:
+    """Let each ``Resize`` by scales give the sizes of PyTorch, which multiplies in float64, in place.
+
+    Ten times 0.7 is 7 in float64 and in ONNX Runtime, but below 7 for the nearest float32, as onnx's inference has it;
+    90 times 0.7 is below 63 in float64, but not in ONNX Runtime. The scales are the next float32 that gives the size.
+    """
+    for node in list(all_nodes(model)):
+        scales = node.inputs[2] if node.op_type == "Resize" and len(node.inputs) == 3 else None
+        chosen = scales.producer() if scales is not None else None
+        user = chosen if chosen is not None and chosen.op_type == "Where" else node  # of copy_along_equal_sizes
+        known = None if scales is None or user.inputs[2] is None else _constant(user.inputs[2])
+        if known is None or node.inputs[0] is None or "axes" in node.attributes:
+            continue
+        written = np.array([float(str(number)) for number in known])
+        if (written != known).any():  # else nothing was rounded
+            user.replace_input_with(2, _scales_for_sizes(node, user, known, written))
+
+
+def _scales_for_sizes(node: ir.Node, user: ir.Node, known: np.ndarray, written: np.ndarray) -> ir.Value:
+    """Scales that give PyTorch's sizes, of those in float32 and as they were written: constant if the sizes are."""
+    name, shape = f"{node.name}.sizes", None if node.inputs[0] is None else node.inputs[0].shape
+    nodes: list[ir.Node] = []
+
+    def add(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        nodes.append(ir.node(op_type, inputs, attributes, name=f"{name}.{len(nodes)}"))
+        nodes[-1].outputs[0].name = nodes[-1].name
+        set_owner(nodes[-1], owner_of(node))
+        return nodes[-1].outputs[0]
+
+    def number(array: Any) -> ir.Value:
+        return add("Constant", value=ir.tensor(array))
+
+    lower, upper = (known * np.float32(1 + change) for change in (-_STEP, _STEP))
+    if shape is not None and all(isinstance(size, int) for size in shape):
+        before = np.array(shape.numpy())
+        after = np.floor(before * written)
+        larger = (np.floor(before.astype(np.float32) * known) > after) & (written != known)
+        smaller = (np.floor(before * known.astype(np.float64)) < after) & (written != known)
+        result = number(np.where(larger, lower, np.where(smaller, upper, known)).astype(np.float32))
+        node.outputs[0].shape = ir.Shape(after.astype(int).tolist())  # TorchScript's exporter multiplies in float32
+    else:
+        sizes = add("Shape", node.inputs[0])
+        after = add("Floor", add("Mul", add("Cast", sizes, to=ir.DataType.DOUBLE), number(written)))
+        given = add("Floor", add("Mul", add("Cast", sizes, to=ir.DataType.FLOAT), number(known)))
+        exact = add("Cast", given, to=ir.DataType.DOUBLE)
+        not_larger = add("Where", add("Less", exact, after), number(upper), number(known))
+        result = add("Where", add("Greater", exact, after), number(lower), not_larger)
+    graph_of(user).insert_before(user, nodes)
+    return result
+
+
+_STEP = 2.0**-22
+"""By how much a scale is changed, as a share of it: a few of the next numbers of float32."""
+
+
 def pick_pixels_as_pytorch(model: ir.Model) -> None:
     """Replace each ``Resize`` that copies the nearest pixels by a ``Gather`` for each axis, in place.
 
@@ -74,6 +129,8 @@ class _Axis:
         self.before, self.after = (
             size if shape is not None and isinstance(size := shape[index], int) else None for shape in shapes
         )
+        if self.before is not None and scale is not None:  # TorchScript's exporter multiplies in float32
+            self.after = math.floor(self.before * scale)
 
     def is_right_in_runtime(self) -> bool:
         """Whether ONNX Runtime picks the pixels that PyTorch picks, for every size that the file takes."""
@@ -81,6 +138,8 @@ class _Axis:
             return self.scale is not None and math.frexp(self.scale)[0] == 0.5  # a power of two: nothing is rounded
         ratio = np.float32(self.after) / np.float32(self.before) if self.scale is None else np.float32(self.scale)
         places = np.floor(np.arange(self.after, dtype=np.float32) / ratio)
+        if self.scale is not None and {*np.floor([self.before * ratio, self.before * float(ratio)])} != {self.after}:
+            return False
         return bool((np.minimum(places, self.before - 1) == self._picked(self.before, self.after)).all())
 
     def _picked(self, before: int, after: int) -> np.ndarray:
@@ -105,12 +164,14 @@ class _Axis:
             return add("Constant", value=ir.tensor(array))
 
         place = number(np.array([self.index]))
-        before = add("Cast", add("Gather", add("Shape", node.inputs[0]), place), to=ir.DataType.FLOAT)
+        size = add("Gather", add("Shape", node.inputs[0]), place)
+        before = add("Cast", size, to=ir.DataType.FLOAT)
         if self.scale is None:
             after = add("Cast", add("Gather", node.inputs[3], place), to=ir.DataType.FLOAT)
             share = add("Div", before, after)
         else:
-            after = add("Floor", add("Mul", before, number(np.array([self.scale], np.float32))))
+            product = add("Mul", add("Cast", size, to=ir.DataType.DOUBLE), number(np.array([self.scale])))
+            after = add("Cast", add("Floor", product), to=ir.DataType.FLOAT)
             copies = add("Equal", before, after)
             share = add("Where", copies, number(np.float32(1)), number(np.array([1 / self.scale], np.float32)))
         zero, one = number(np.float32(0)), number(np.float32(1))
@@ -134,7 +195,10 @@ def _gather(node: ir.Node, axes: Sequence[_Axis]) -> None:
         set_owner(new, owner_of(node))
     last = nodes[-1].outputs[0]
     graph_of(node).insert_before(node, nodes)
-    last.type, last.shape = value.type, value.shape
+    last.type, last.shape = value.type, None if value.shape is None else value.shape.copy()
+    for axis in axes:
+        if last.shape is not None and axis.after is not None:
+            last.shape[axis.index] = axis.after
     ir.convenience.replace_all_uses_with(value, last, replace_graph_outputs=True)
     graph_of(node).remove(node, safe=True)
     last.name = value.name
