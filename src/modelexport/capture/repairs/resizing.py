@@ -56,7 +56,7 @@ def _scales_for_sizes(node: ir.Node, user: ir.Node, known: np.ndarray, written: 
     name, shape = f"{node.name}.sizes", None if node.inputs[0] is None else node.inputs[0].shape
     nodes: list[ir.Node] = []
 
-    def add(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    def add(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         nodes.append(ir.node(op_type, inputs, attributes, name=f"{name}.{len(nodes)}"))
         nodes[-1].outputs[0].name = nodes[-1].name
         set_owner(nodes[-1], owner_of(node))
@@ -126,9 +126,9 @@ class _Axis:
     def __init__(self, index: int, node: ir.Node, scale: float | None) -> None:
         self.index, self.scale, self._node = index, scale, node
         shapes = [value.shape if value is not None else None for value in (node.inputs[0], node.outputs[0])]
-        self.before, self.after = (
-            size if shape is not None and isinstance(size := shape[index], int) else None for shape in shapes
-        )
+        sizes = (size if shape is not None and isinstance(size := shape[index], int) else None for shape in shapes)
+        self.before: int | None = next(sizes)
+        self.after: int | None = next(sizes)
         if self.before is not None and scale is not None:  # TorchScript's exporter multiplies in float32
             self.after = math.floor(self.before * scale)
 
@@ -138,7 +138,8 @@ class _Axis:
             return self.scale is not None and math.frexp(self.scale)[0] == 0.5  # a power of two: nothing is rounded
         ratio = np.float32(self.after) / np.float32(self.before) if self.scale is None else np.float32(self.scale)
         places = np.floor(np.arange(self.after, dtype=np.float32) / ratio)
-        if self.scale is not None and {*np.floor([self.before * ratio, self.before * float(ratio)])} != {self.after}:
+        products = (np.float32(self.before) * ratio, self.before * float(ratio))
+        if self.scale is not None and any(math.floor(product) != self.after for product in products):
             return False
         return bool((np.minimum(places, self.before - 1) == self._picked(self.before, self.after)).all())
 

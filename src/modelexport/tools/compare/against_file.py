@@ -331,6 +331,9 @@ def _calls(
             counts[owner.call.address] += 1
             inside.update(above.address for call in owner.calls if call in two.calls for above in two.calls.stack(call))
     stacks = {traced.call.address: first_file.calls.stack(traced.call) for traced in first_file.calls}
+    without_tags = (pairs[value] for value in per_module if not _owners(value.producer()))
+    owned = (address for value in without_tags for address in _owners(value.producer()))
+    inside.update(above.address for address in owned for above in stacks.get(address, ()))
     measured = {above.address for address in losses_of for above in stacks.get(address, ())}
     for traced in first_file.calls:
         if modules and traced.call not in modules:
