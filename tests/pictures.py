@@ -41,6 +41,7 @@ TERMINALS = {
     "cost": ("modelexport cost bert.onnx --depth 2",),
     "profile": ("modelexport profile bert.onnx --by class --sort seconds",),
     "compare": ("modelexport compare bert.onnx opset18.onnx",),
+    "values": ("modelexport values half.onnx encoder.layer.1.output",),
     "device": ("modelexport verify bert.onnx --device qnn --fix -o fixed.onnx",),
 }
 """Name of a picture to the commands whose output it shows."""
@@ -110,6 +111,17 @@ def plant_a_fault() -> None:
     onnx.save(model, "faulty.onnx")
 
 
+def make_it_overflow() -> None:
+    """A file in float16 in which a product of the second layer is too large."""
+    run("modelexport quantize bert.onnx -o half.onnx --to float16")
+    model = onnx.load("half.onnx")
+    product = next(node for node in model.graph.node if "encoder.layer.1.output.dense" in str(node.metadata_props))
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == product.input[1])
+    array = onnx.numpy_helper.to_array(weight)
+    weight.CopyFrom(onnx.numpy_helper.from_array((array.astype("float32") * 400_000).astype(array.dtype), weight.name))
+    onnx.save(model, "half.onnx")
+
+
 def save_a_decoder() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -171,8 +183,34 @@ def pages() -> None:
         window.picture(IMAGES / "package.png")
 
 
+def graphs() -> None:
+    """The graph inside a module: light, dark, on a phone, of two files, and with an infinity that was found."""
+    run("modelexport report bert.onnx -o report.html --values")
+    run("modelexport quantize bert.onnx -o int8.onnx --to int8-dynamic --only encoder.layer.0.intermediate")
+    run("modelexport report bert.onnx --against int8.onnx -o both.html")
+    run("modelexport report half.onnx -o half.html --values")
+    show = "theme(arguments[0]); location.hash = arguments[1]; chooseLinked(); inside.scrollIntoView(); return 0"
+    infinite = "chooseItem(graph.items.find(([node]) => node.outputs[0].figures?.[5])); return 0"
+    with browser() as window:
+        for name, page, place, dark, size in (
+            ("graph-light", "report", "encoder.layer.0.attention.self", False, (1300, 1000)),
+            ("graph-dark", "report", "encoder.layer.0.attention.self", True, (1300, 1000)),
+            ("graph-phone", "report", "encoder.layer.0.attention.self", False, (390, 844)),
+            ("graph-against", "both", "encoder.layer.0.intermediate.dense", False, (1300, 1000)),
+            ("graph-infinity", "half", "encoder.layer.1.output", False, (1300, 1000)),
+        ):
+            window.resize(*size)
+            window.open(Path(f"{page}.html").resolve())
+            window.run(show, dark, place)
+            if name == "graph-infinity":
+                window.type("#column", "infinite")
+                window.run(infinite)
+                window.run("inside.scrollIntoView(); return 0")
+            window.picture(IMAGES / f"{name}.png")
+
+
 def main(names: list[str]) -> None:
-    others = {"sweep": sweep, "pages": pages}
+    others = {"sweep": sweep, "pages": pages, "graphs": graphs}
     known = [*TERMINALS, *others]
     if unknown := set(names) - set(known):
         raise SystemExit(f"there is no picture {', '.join(sorted(unknown))}: there are {', '.join(known)}")
@@ -180,6 +218,7 @@ def main(names: list[str]) -> None:
         run("modelexport export bert-tiny -o bert.onnx --reference")
         run("modelexport export bert-tiny -o opset18.onnx --opset 18")
         plant_a_fault()
+        make_it_overflow()
         for name in names or known:
             others[name]() if name in others else terminal(name)
             print(name)

@@ -114,6 +114,11 @@ def test_arrows_move_in_the_tree(report: Browser) -> None:
     assert report.run("return chosen.address") == "embeddings"
 
 
+def test_every_module_of_the_tree_can_be_chosen_also_one_without_nodes(report: Browser) -> None:
+    assert report.run("return rows.filter(row => { choose(row); return !level.boxes.length; }).length") > 0
+    assert report.texts("#graph-empty") == ["no nodes"]
+
+
 def test_wheel_zooms_and_fit_goes_back(report: Browser) -> None:
     before = report.run("return view.scale")
     report.run(

@@ -22,6 +22,7 @@ function drawGraph() {
   });
   byId("graphs").classList.toggle("two", svgs.length > 1);
   byId("graph-empty").hidden = level.boxes.length > 0;
+  byId("graphs").hidden = !level.boxes.length;
   const path = byId("level");
   path.replaceChildren(...levelsAround(level.parent).flatMap((one, index, all) => {
     const button = make("button", { type: "button" }, levelName(one));
@@ -145,12 +146,14 @@ function place() {
 }
 // The whole level, or as much of its beginning as can be read.
 function fit() {
+  if (!level.boxes.length) return;
   const svg = byId("graph-0"), { width, height } = level.plan.graph();
   const wide = svg.clientWidth || 800, tall = tallest();
   const scale = Math.min(1.1, Math.max(0.55, Math.min(wide / (width || 1), tall / (height || 1))));
   const used = Math.max(180, Math.min(tall, (height || 0) * scale + 4));
   byId("graphs").style.setProperty("--tall", `${Math.round(used)}px`);
-  const first = level.boxes.length ? level.plan.node("box 0") : null;
+  const places = level.boxes.map(({ index }) => level.plan.node(`box ${index}`));
+  const first = places.length ? places.reduce((top, one) => one.y < top.y ? one : top) : null;
   const middle = width * scale <= wide || !first ? width / 2 : first.x;
   view = { scale, x: wide / 2 - middle * scale, y: 0 };
   place();
@@ -172,6 +175,7 @@ function setFocused(index) {
 }
 // The nearest box in a direction: of those that a line leads to, or else of all; what is straight ahead is nearer.
 function moveFocus(dx, dy) {
+  if (!level.boxes.length) return;
   const from = level.plan.node(`box ${focused}`);
   const nearest = indices => {
     let best = null, least = Infinity;

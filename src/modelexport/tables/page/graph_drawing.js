@@ -147,7 +147,7 @@ function boxElement(node, side, most) {
   group.classList.toggle("heated", !!fill);
   const beside = piece.weights.some(some => some.size) ? 16 : 0;
   group.append(rect, make("text", { x: (node.width - beside) / 2, y: piece.lines[1] ? 16 : 23 }, piece.lines[0]),
-    make("text", { class: "figure", x: node.width / 2, y: 30 }, piece.lines[1]));
+    make("text", { class: "figure", x: (node.width - beside) / 2, y: 30 }, piece.lines[1]));
   const weights = [...piece.weights[side]];
   if (weights.length) {
     const mark = make("g", { class: "weights", transform: `translate(${node.width - 9} 9)` });
