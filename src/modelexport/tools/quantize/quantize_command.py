@@ -24,7 +24,7 @@ class Rules:
     to: Sequence[str] = option(
         (),
         "int8-dynamic, int8-static, int8-weights, int4, float16; with options as in int4:block=64. For "
-        "devices: apart, definition, int32, int16, float, processor.",
+        "devices: uint8, apart, definition, int16, float, processor.",
         metavar="METHOD",
     )
     keep: Sequence[str] = option((), "Modules that stay the same bit for bit.", metavar="SELECTOR")
