@@ -79,7 +79,9 @@ def profile(
         table = time_calls_alone(file, device=str(device), tell=stages_on_line().tell, **where)
         show({"": table}, "seconds_alone", selectors, shown)
         return
-    running = dataclasses.asdict(how)
+    if how.through is not None:
+        raise UsageError(f"{file} is a folder: --through goes with a file")
+    running = {name: value for name, value in dataclasses.asdict(how).items() if name != "through"}
     stages = stages_on_line()
     run_inputs: Any = inputs
     sizes = parsed_sizes(size)
