@@ -7,12 +7,15 @@ from modelexport.exporting.pipeline import export as export
 from modelexport.lineage.adoption import adopt as adopt
 from modelexport.lineage.retagging import retag as retag
 from modelexport.packages.entry_points import Part as Part
+from modelexport.packages.measured_parts import cost_parts as cost_parts
+from modelexport.packages.measured_parts import profile_parts as profile_parts
 from modelexport.packages.package_export import PackageResult as PackageResult
 from modelexport.packages.package_export import export_package as export_package
 from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
 from modelexport.pytorch.hierarchy_overview import hierarchy as hierarchy
 from modelexport.pytorch.inputs.example_inputs import example_inputs as example_inputs
 from modelexport.tables.costs import cost as cost
+from modelexport.tables.profiles import profile as profile
 from modelexport.tagged.strip_and_inline import inline as inline
 from modelexport.tagged.strip_and_inline import strip as strip
 from modelexport.tagged_model import TaggedModel as TaggedModel
@@ -36,9 +39,6 @@ from modelexport.tools.cut.substitutes.from_model import FromModel as FromModel
 from modelexport.tools.cut.substitutes.substitute import Identity as Identity
 from modelexport.tools.devices.placing import Placement as Placement
 from modelexport.tools.devices.placing import place as place
-from modelexport.tools.figures.measured_parts import cost_parts as cost_parts
-from modelexport.tools.figures.measured_parts import profile_parts as profile_parts
-from modelexport.tools.figures.profiles import profile as profile
 from modelexport.tools.figures.values import values as values
 from modelexport.tools.generate.verify_by_generation import GenerationReport as GenerationReport
 from modelexport.tools.generate.verify_by_generation import verify_generation as verify_generation

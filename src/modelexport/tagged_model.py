@@ -213,7 +213,7 @@ def split(
 def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str, float]:
     """What each node computes or takes, by name."""
     if by == "time":
-        from modelexport.tools.figures.profiles import profile
+        from modelexport.tables.profiles import profile
 
         nodes, column = profile(tagged, sizes=sizes, runs=5, level="none").table.nodes, "seconds"
     else:

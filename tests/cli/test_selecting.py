@@ -19,6 +19,7 @@ import modelexport
 from exports import Exporter
 from modelexport.cli.command_parsers import app
 from modelexport.errors import UsageError
+from modelexport.packages.measured_parts import cost_parts
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged
@@ -28,7 +29,6 @@ from modelexport.tools.cut.replacing import replace
 from modelexport.tools.cut.splitting import split
 from modelexport.tools.cut.substitutes import Identity
 from modelexport.tools.devices.placing import Rule, place
-from modelexport.tools.figures.measured_parts import cost_parts
 
 UNION = ["encoder.layer.[0-1].output", "class:BertAttention", "!/BertModel/BertEncoder/BertLayer.0/**"]
 """A range, a class, and a tag glob that takes away."""

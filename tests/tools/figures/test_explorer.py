@@ -18,7 +18,7 @@ from exports import Exporter
 from modelexport.errors import UsageError
 from modelexport.tables.costs import cost
 from modelexport.tables.model_explorer import write_node_data
-from modelexport.tools.figures.profiles import profile
+from modelexport.tables.profiles import profile
 
 INSTALLED = Path(sys.prefix) / "explorer"
 pytestmark = pytest.mark.skipif(

@@ -302,7 +302,7 @@ def test_no_operator_has_two_rules() -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["bert", "resnet", "t5", "unet", "vit", "gpt2-cache"])
 def test_peak_memory_is_within_a_fifth_of_the_arena(exported: Exporter, name: str) -> None:
-    from modelexport.tools.figures.profiles import profile
+    from modelexport.tables.profiles import profile
 
     measured = profile(exported(name).path, runs=1, warmup=1, level="none").table.whole["peak_bytes"]
     assert cost(exported(name).path).whole["peak_bytes"] == pytest.approx(measured, rel=0.2)

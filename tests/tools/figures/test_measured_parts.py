@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,12 +19,12 @@ from exports import Exporter
 from modelexport import export_package
 from modelexport.cli.show_package import format_package
 from modelexport.errors import InputsError, UsageError
+from modelexport.packages.measured_parts import cost_parts, profile_parts, time_parts_in_turns
 from modelexport.packages.package_export import PackageResult
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.tools.cut.splitting import split
-from modelexport.tools.figures.measured_parts import cost_parts, profile_parts, profile_same
 
 BATCH, PROMPT = 2, 16
 
@@ -86,8 +87,15 @@ def test_a_step_runs_with_the_cache_that_a_prompt_leaves(llama: tuple[Path, Path
     longer = profile_parts(llama[1], sizes={"sequence": 4, "past_sequence": 50}, runs=1, warmup=1)
     assert longer["prefill"].facts.inputs["input_ids"] == "int64[1, 4]"
     assert longer["decode"].facts.inputs["past_key_values.0.key"] == "float32[1, 2, 50, 8]"
-    again = profile_same(llama[1], found, runs=1, warmup=1)
-    assert {name: one.facts.inputs for name, one in again.items()} == shapes
+
+
+def test_the_uses_of_two_packages_run_in_turns(llama: tuple[Path, Path]) -> None:  # noqa: F811
+    found = profile_parts(llama[1], sizes={"sequence": 4}, runs=2, warmup=1, against=llama[1])
+    assert list(found) == ["prefill", "decode"]
+    for part in found.values():
+        assert part.against is not None and part.against.inputs == part.facts.inputs
+        assert part.turns is not None and part.turns.turns == 2
+    assert list(time_parts_in_turns(llama[1], llama[1])) == ["prefill", "decode"]
 
 
 @pytest.mark.slow
@@ -128,8 +136,8 @@ def test_the_commands_take_a_folder(llama: tuple[Path, Path], stages: Path, tmp_
 
 
 def test_other_parts_are_refused(llama: tuple[Path, Path], stages: Path) -> None:  # noqa: F811
-    with pytest.raises(UsageError, match="has stage_0, stage_1, and the other prefill, decode"):
-        profile_same(stages, profile_parts(llama[1], runs=1, warmup=1))
+    with pytest.raises(UsageError, match="has stage_0, stage_1, and "):
+        profile_parts(llama[1], runs=1, warmup=1, against=stages)
 
 
 def test_an_input_that_another_file_lost_is_not_given_to_it(tmp_path: Path) -> None:
@@ -137,11 +145,11 @@ def test_an_input_that_another_file_lost_is_not_given_to_it(tmp_path: Path) -> N
     for name, inputs in (("a", "float[n,4] x, int64[n] ids"), ("b", "float[n,4] x")):
         model = onnx.parser.parse_model(f"{header} ({inputs}) => (float[n,4] y) {{ y = Relu (x) }}")
         onnx.save(model, tmp_path / f"{name}.onnx")
-    measured = profile_parts(tmp_path / "a.onnx", sizes={"n": 2}, runs=1, warmup=1)
-    (other,) = profile_same(tmp_path / "b.onnx", measured, runs=1, warmup=1).values()
-    assert other.facts.inputs == {"x": "float32[2, 4]"}
+    how: dict[str, Any] = {"sizes": {"n": 2}, "runs": 1, "warmup": 1}
+    (found,) = profile_parts(tmp_path / "a.onnx", **how, against=tmp_path / "b.onnx").values()
+    assert found.against is not None and found.against.inputs == {"x": "float32[2, 4]"}
     with pytest.raises(InputsError, match="ids missing; the model takes"):
-        profile_same(tmp_path / "a.onnx", {"": other}, runs=1, warmup=1)
+        profile_parts(tmp_path / "b.onnx", **how, against=tmp_path / "a.onnx")
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)

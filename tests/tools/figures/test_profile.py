@@ -25,13 +25,22 @@ from modelexport.pytorch.calls.call_times import time_calls
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.sessions import Level
 from modelexport.tables import columns
+from modelexport.tables.onnxruntime_profiler import _Event, _nested
+from modelexport.tables.profiles import (
+    SESSION,
+    ModuleProfile,
+    RunFacts,
+    _fitted,
+    _spread,
+    noise_note,
+    profile,
+    profile_in_turns,
+)
+from modelexport.tables.side_by_side import profile_against, profile_beside
 from modelexport.tables.table import NodeFigures, Table
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.compare.against_file import verify_against
 from modelexport.tools.figures import onnxruntime_profiler
-from modelexport.tools.figures.onnxruntime_profiler import _Event, _nested
-from modelexport.tools.figures.profiles import SESSION, ModuleProfile, RunFacts, _fitted, _spread, noise_note, profile
-from modelexport.tools.figures.side_by_side import profile_against, profile_beside
 from modelexport.tools.optimizers.optimize_tools import optimize_file
 from modelexport.verification import error_table
 
@@ -158,7 +167,7 @@ def test_no_time_is_negative_though_the_profiled_runs_were_slower_than_the_other
 def test_a_full_profiler_is_used_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "relu.onnx", "g (float[2] x) => (float[2] y) { y = Relu(x) }")
     whole, held = onnxruntime_profiler._profiled, 2
-    monkeypatch.setattr(onnxruntime_profiler, "_profiled", lambda *how: whole(*how)[:held])
+    monkeypatch.setattr(onnxruntime_profiler, "_profiled", lambda *how: [file_runs[:held] for file_runs in whole(*how)])
     with pytest.raises(UsageError, match=r"profiler is full after 2 of 2 warm-up runs and a measured one"):
         profile(path, runs=3, warmup=2)
     found = profile(path, runs=3, warmup=1)
@@ -213,7 +222,7 @@ def test_quantizing_one_layer_shows_in_that_layer(
     }  # fmt: skip
     assert all(error < 1e-6 for address, error in errors.items() if address.startswith(("layers.0.0", "layers.2")))
 
-    both = profile_against(profile(slow, runs=5), profile(tmp_path / "q.onnx", runs=5))
+    both = profile_against(*profile_in_turns(slow, tmp_path / "q.onnx", runs=5))
     quantized = {
         call.path
         for node in both.table.nodes

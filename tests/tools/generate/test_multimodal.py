@@ -18,10 +18,10 @@ import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
 from modelexport.packages.generation_loop import Generator
+from modelexport.packages.measured_parts import profile_parts
 from modelexport.packages.model_parts import with_weights
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
-from modelexport.tools.figures.measured_parts import profile_parts
 from modelexport.tools.generate.generation_parts import generation_forms
 from modelexport.tools.generate.greedy_reference import first_difference, generate_greedily
 from modelexport.tools.generate.multimodal import encode, find_modality, merge, undivided

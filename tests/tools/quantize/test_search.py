@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import modelexport
 from commands import run
-from exports import Exporter
+from exports import ExportedCase, Exporter
 from feeds import apart, feeds_of
+from modelexport.core.calls import ModuleCall
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.recipe_files import read_recipe
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tables.profiles import ModuleProfile, profile_in_turns
+from modelexport.tables.table import NodeFigures
+from modelexport.tables.turns import compare_turns
 from modelexport.tagged.file import read_tagged
-from modelexport.tools.quantize.methods import KEEP, parse_method
-from modelexport.tools.quantize.search_within_bound import Option, rank_steps, search
+from modelexport.tools.quantize import measured_seconds as measuring
+from modelexport.tools.quantize import search_within_bound
+from modelexport.tools.quantize.methods import KEEP, Method, parse_method
+from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.quantize_text import format_search
+from modelexport.tools.quantize.search_within_bound import Option, SearchResult, rank_steps, search
+from modelexport.tools.quantize.switched_model import find_units
 
 INT4, INT8 = parse_method("int4"), parse_method("int8-weights")
 
@@ -146,3 +159,84 @@ def test_one_run_cannot_choose_and_judge(exported: Exporter) -> None:
         search(case.path, to=["int4"], data=feeds_of(case, 1), within="error<=1")
     with pytest.raises(UsageError, match="give methods"):
         search(case.path, to=["keep"], data=feeds_of(case, 2), within="error<=1")
+
+
+def timed(case: ExportedCase, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], whole: float) -> SearchResult:
+    """A search for the fastest file where methods add these seconds, and the whole takes so many times as long."""
+
+    def measured(tagged: Any, units: Any, methods: Any, feeds: Any, device: str) -> dict[tuple[int, Method], float]:
+        return {
+            (unit, method): seconds[str(method)]
+            for unit in range(len(units))
+            for method in methods
+            if str(method) in seconds
+        }
+
+    monkeypatch.setattr(search_within_bound, "measured_seconds", measured)
+    monkeypatch.setattr(
+        search_within_bound, "whole_time", lambda *how: compare_turns([1000] * 9, [round(1000 * whole)] * 9)
+    )
+    return search(case.path, to=["int4", "int8-weights"], data=feeds_of(case, 2), within="error<=10", least="time")
+
+
+def test_the_fastest_methods_are_chosen_though_they_are_not_the_smallest(
+    exported: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = timed(exported("bert"), monkeypatch, {"int8-weights": -0.1}, 0.5)
+    assert found.of_use and found.times is not None and found.times.faster
+    assert {rule.method for rule in found.recipe.rules} == {"int8-weights"}
+
+
+def test_what_is_not_faster_as_a_whole_is_of_no_use(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = timed(exported("bert"), monkeypatch, {"int4": -0.1}, 1.1)
+    assert found.met and not found.of_use
+    assert "the file stays as it is, nothing was written" in format_search(found)
+
+
+def test_modules_that_no_method_makes_faster_are_kept(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = timed(exported("bert"), monkeypatch, {}, 1)
+    assert found.kept == found.modules and not found.of_use and found.times is None
+    assert not found.recipe.rules or {rule.method for rule in found.recipe.rules} == {KEEP}
+
+
+def test_nothing_is_written_that_is_not_faster(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_within_bound, "measured_seconds", lambda *how: {})
+    case = exported("bert")
+    how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 2), "within": "error<=10", "least": "time"}
+    assert not modelexport.quantize_within(case.path, tmp_path / "out.onnx", **how).written
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_module_has_a_method_if_its_nodes_take_less_in_spite_of_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer takes a hundredth when it is quantized, the second five times as long, the third the same."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 64))
+    modelexport.export(model, (torch.ones(2, 64),), tmp_path / "net.onnx", check=False)
+    noise = [1000 + 100 * (run % 3) for run in range(20)]
+
+    def with_times(found: ModuleProfile, times: dict[str, float]) -> ModuleProfile:
+        nodes = tuple(
+            NodeFigures(path, "Gemm", (ModuleCall(path),), {"seconds": 0}, tuple(int(one * factor) for one in noise))
+            for path, factor in times.items()
+        )
+        return replace(found, table=replace(found.table, nodes=nodes))
+
+    def in_turns(*files: Any, **how: Any) -> tuple[ModuleProfile, ModuleProfile]:
+        before, after = profile_in_turns(*files, **how)
+        return with_times(before, {"0": 1, "2": 1, "4": 1}), with_times(after, {"0": 0.01, "2": 5, "4": 1})
+
+    monkeypatch.setattr(measuring, "profile_in_turns", in_turns)
+    tagged = prepared(read_tagged(tmp_path / "net.onnx"))
+    units = find_units(tagged, [INT4])
+    saved = measuring.measured_seconds(tagged, units, [INT4], [{"input": np.ones((2, 64), np.float32)}], "cpu")
+    assert [units[unit].calls for unit, _ in saved] == [("0",)]
+    assert saved[0, INT4] == pytest.approx(-0.99 * 1100e-9, rel=0.01)
+
+
+def test_a_size_and_the_least_time_are_not_asked_for_together(exported: Exporter) -> None:
+    case = exported("bert")
+    with pytest.raises(UsageError, match="for the fewest bytes, a number of bytes"):
+        search(case.path, to=["int4"], data=feeds_of(case, 2), budget=1, least="time")

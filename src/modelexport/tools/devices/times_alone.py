@@ -36,7 +36,7 @@ def time_calls_alone(
     Raises:
         UsageError: This machine does not have the device.
         RunError: The file does not run there.
-        FileFormatError, InputsError: As :func:`modelexport.tools.figures.profiles.profile`.
+        FileFormatError, InputsError: As :func:`modelexport.tables.profiles.profile`.
     """
     tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)

@@ -14,7 +14,7 @@ def cost(
     file: Path = FILE_OR_FOLDER, selectors: Sequence[str] = ONLY, size: Sequence[str] = SIZE, *, shown: Shown
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory."""
-    from modelexport.tools.figures.measured_parts import cost_parts
+    from modelexport.packages.measured_parts import cost_parts
 
     sizes = parsed_sizes(size)
     with stages_on_line()("cost"):

@@ -61,11 +61,10 @@ def profile(
         raise UsageError("give --against or --against-torch, not both")
     if beside.against_torch is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
+    from modelexport.packages.measured_parts import common_sizes, profile_parts
     from modelexport.runtime.devices import find_device
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import files_of
-    from modelexport.tools.figures import side_by_side as comparing
-    from modelexport.tools.figures.measured_parts import common_sizes, profile_parts, profile_same
 
     if selectors:
         selected_calls({name: read_tagged(part) for name, part in files_of(file).items()}, selectors)  # before the work
@@ -93,16 +92,15 @@ def profile(
         from modelexport.runtime.sessions import open_file, session_options
 
         run_inputs = feeds(example, open_file(file, session_options("none", how.provider)))
-    with stages(f"run {file.name}"):
-        measured = profile_parts(file, run_inputs, sizes=sizes, seed=loading.seed, **running)
-    if beside.against is not None:
-        with stages(f"run {beside.against.name}"):
-            others = profile_same(beside.against, measured, **running)
-        measured = {name: comparing.profile_against(part, others[name]) for name, part in measured.items()}
-    elif beside.against_torch is not None:
+    both = f" and {beside.against.name} in turns" if beside.against is not None else ""
+    with stages(f"run {file.name}{both}"):
+        running |= {"sizes": sizes, "seed": loading.seed, "against": beside.against}
+        measured = profile_parts(file, run_inputs, **running)
+    if beside.against_torch is not None:
         from modelexport.pytorch.calls.call_times import time_calls
+        from modelexport.tables.side_by_side import profile_beside
 
         with stages("run PyTorch"):
             seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
-        measured = {name: comparing.profile_beside(part, seconds, "PyTorch") for name, part in measured.items()}
+        measured = {name: profile_beside(part, seconds, "PyTorch") for name, part in measured.items()}
     show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured)

@@ -12,6 +12,7 @@ import msgspec
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import percent_text, plural
 from modelexport.files.atomic_writing import check_writable
+from modelexport.packages.measured_parts import DECODE, common_sizes, cost_parts, profile_parts
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tables import columns
@@ -19,13 +20,13 @@ from modelexport.tables.columns import AGAINST, RATIO
 from modelexport.tables.costs import cost
 from modelexport.tables.graph_pairs import NodePair, count_marks, pair_nodes
 from modelexport.tables.html_page import Page, Section, write_page
+from modelexport.tables.profiles import ModuleProfile, noise_note
+from modelexport.tables.side_by_side import cost_against
 from modelexport.tables.table import Table
+from modelexport.tables.turns import turns_line
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import files_of
-from modelexport.tools.figures.measured_parts import DECODE, common_sizes, cost_parts, profile_parts, profile_same
-from modelexport.tools.figures.profiles import ModuleProfile, noise_note
-from modelexport.tools.figures.side_by_side import cost_against, profile_against
 from modelexport.tools.figures.values import FileValues, values
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path
@@ -98,10 +99,7 @@ def write_report_page(
     if against is not None:
         sizes = common_sizes(path, against, sizes)
     tables = cost_parts(path, sizes)
-    times = profile_parts(path, sizes=sizes, provider=provider) if profiled else {}
-    if against is not None and profiled:
-        others = profile_same(against, times, provider=provider)
-        times = {name: profile_against(profiled_part, others[name]) for name, profiled_part in times.items()}
+    times = profile_parts(path, sizes=sizes, provider=provider, against=against) if profiled else {}
     pages = []
     for name, table in tables.items():
         # A part that takes prompts and single tokens alike is there twice.
@@ -160,6 +158,8 @@ def _page(
     if measured is None:
         return page
     noise = [note for facts in (measured.facts, measured.against) if facts is not None for note in noise_note(facts)]
+    if measured.turns is not None and against is not None:
+        noise.insert(0, turns_line(measured.turns, tagged.path.name, against.name))
     if noise:
         page = replace(page, sections=[("Time", [note.partition(": ")[::2] for note in noise]), *sections])
     timed = [  # with their seconds alone: cost has its own peak memory

@@ -28,6 +28,7 @@ from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.regions.cut_pieces import PieceInserter, cut_piece, same_tensors, weight_behind
 from modelexport.runtime.saturating_products import saturating_modules
+from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.quantize.changes_for_devices import apply_changes
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
@@ -73,6 +74,9 @@ class QuantizeResult(Outcome, frozen=True, kw_only=True):
     files: list[str]
     """With the recipe that gives this result again."""
     coverage: documents.Coverage
+    times: dict[str, Turns] = {}
+    """Uses of the graph (``prefill``, ``decode``; a file has one without a name) to its time in turns with that of the
+    source, if it was measured."""
 
 
 def quantize(

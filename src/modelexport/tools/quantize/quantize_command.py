@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -15,6 +15,9 @@ from modelexport.errors import UsageError
 from modelexport.terminal.printing import document_of_parts, print_result
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, JSON, CalibrationData, parsed_bytes
+
+if TYPE_CHECKING:
+    from modelexport.tools.quantize.quantize import QuantizeResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,10 @@ class Rules:
 class Within:
     """A search for the cheapest methods: several --to may be given, and every module may be kept"""
 
+    least: Literal["bytes", "time"] = option(
+        "bytes",
+        "With --within: find the smallest file, or the one that takes the least time on this processor or device.",
+    )
     within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
     budget: str | None = option(
         None, "Find the smallest error with weights of at most this size, such as 25MB.", metavar="SIZE"
@@ -85,10 +92,13 @@ def quantize(
     if len(rules.to) > 1:
         raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
     how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
+    if bounds.least != Within.least:
+        raise UsageError("--least is what a search looks for: give --within")
     with stages(f"quantize to {how['to'] or rules.recipe}"):
         results = quantize_package(file, output, **how) if file.is_dir() else {"": run(file, output, **how)}
-    text = quantize_text.format_quantized(results, file, output, calibration.data)
-    print_result(document_of_parts(results), lambda: text, as_json=as_json)
+    timed, untimed = _with_times(results, file, output, how, Within.provider)
+    text = quantize_text.format_quantized(timed, file, output, calibration.data)
+    print_result(document_of_parts(timed), lambda: "\n".join([text, *untimed]), as_json=as_json)
     if not any(result.changed for result in results.values()):
         raise typer.Exit(1)
 
@@ -105,8 +115,35 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     how["device"] = how.pop("provider")
     how["budget"] = parsed_bytes(bounds.budget) if bounds.budget is not None else None
     result, written = quantize_within(file, output, to=rules.to, **how)
+    timed, untimed = _with_times(written, file, output, how, bounds.provider)
     texts = [quantize_text.format_search(result)]
-    texts += [quantize_text.format_quantized(written, file, output, how["data"])] if written else []
-    print_result({"search": result, "written": written or None}, lambda: "\n".join(texts), as_json=as_json)
-    if not result.met:
+    texts += [quantize_text.format_quantized(timed, file, output, how["data"])] if timed else []
+    texts += untimed
+    print_result({"search": result, "written": timed or None}, lambda: "\n".join(texts), as_json=as_json)
+    if not result.of_use:
         raise typer.Exit(1)
+
+
+def _with_times(
+    results: Mapping[str, QuantizeResult], file: Path, output: Path, how: Mapping[str, Any], device: str
+) -> tuple[Mapping[str, QuantizeResult], list[str]]:
+    """Results with the time of what was written beside that of FILE, unless nothing is run; and why there is none."""
+    from modelexport.core.text import error_line
+    from modelexport.errors import ModelExportError
+    from modelexport.runtime.devices import find_device
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tools.quantize.quantized_packages import with_times
+    from modelexport.traces.calibration_data import given_runs
+
+    if not how["check_runtime"] or not any(result.changed for result in results.values()):
+        return results, []
+    if find_device(device).compiles:
+        return results, [f"not timed: {device} compiles its graphs, and would compile both files again"]
+    try:
+        inputs = None
+        if how["data"] is not None and not file.is_dir():
+            inputs = given_runs(read_tagged(file), how["data"], how["processor"])[0]
+        with stages_on_line()("time both in turns"):
+            return with_times(results, file, output, inputs, device), []
+    except ModelExportError as error:
+        return results, [f"not timed: {error_line(error)}"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.core.text import align, bytes_text, first_few, plural, rest_of, shortened
 from modelexport.runtime.saturating_products import format_saturation
+from modelexport.tables.turns import turns_line
 from modelexport.tagged.tree_display import format_coverage
 from modelexport.terminal.printing import command_line
 
@@ -42,6 +43,11 @@ def format_quantized(
         lines += rest_of(result.joined, 10)
         lines += [f"  {line}" for line in format_saturation(result.saturating, result.path)]
         lines.append(f"  {format_coverage(result.coverage)}")
+        for use, turns in result.times.items():
+            line = turns_line(turns, source.name, output.name)
+            lines.append(f"  {use}: {line}" if use else f"  {line}")
+            if turns.slower:
+                lines.append("  slower here: --least time, with --data and --within, finds methods that are faster")
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir():
         return "\n".join(lines)
@@ -62,17 +68,26 @@ def format_search(result: SearchResult) -> str:
     ]
     if not result.met:
         lines.insert(0, f"not met: {result.bound}; nothing was written. This is how close it came:")
+    elif not result.of_use:
+        lines.insert(0, f"nothing within {result.bound} is faster here: the file stays as it is, nothing was written")
+    if result.times is not None and not result.of_use:
+        lines.append(f"  {turns_line(result.times, 'the file', 'the best choice')}")
     if result.judgements > 1:
         lines.append(f"judged {result.judgements} times, since the first choices were not within the bound there")
-    changed = f"{len(result.changed)} of {plural(result.modules, 'module')} or groups use more than the cheapest method"
+    cheapest = "fastest" if result.least == "time" else "cheapest"
+    all_modules = f"{plural(result.modules, 'module')} or groups"
+    changed = f"{len(result.changed)} of {all_modules} use more than the {cheapest} method"
     lines.append(changed + ":" * bool(result.changed))
     rows = [["METHOD", "ALONE", "COSTS", "MODULES"]]
     for change in result.changed[:_MOST_CHANGED]:
-        cost = f"{change.cost / 1e3:,.0f} kB"
+        cost = f"{change.cost * 1e6:,.0f} us" if result.least == "time" else f"{change.cost / 1e3:,.0f} kB"
         rows.append([change.method, f"{change.loss:.3g}", cost, _grouped(change.calls)])
     if result.changed:
         lines += [f"  {line}" for line in align(rows, right={1, 2}).splitlines()]
-    return "\n".join([*lines, *rest_of(result.changed, _MOST_CHANGED)])
+    lines += rest_of(result.changed, _MOST_CHANGED)
+    if result.least == "time":
+        lines.append(f"for {result.kept} of {all_modules} no method is faster here, beyond the noise")
+    return "\n".join(lines)
 
 
 def _grouped(calls: Sequence[str]) -> str:

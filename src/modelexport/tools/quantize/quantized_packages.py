@@ -27,11 +27,13 @@ from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.properties import record
 from modelexport.lineage.retagging import write_retagged
 from modelexport.packages.changed_packages import RECIPE, WEIGHTS, graph_of, moved, package_made_from
+from modelexport.packages.measured_parts import DECODE, time_parts_in_turns
+from modelexport.tables.turns import Turns
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.tools.quantize.quantize import QuantizeResult, check_quantized_writable, quantize, quantized, result_of
 from modelexport.tools.quantize.recipes import chosen_recipe, of_parts
-from modelexport.tools.quantize.search_within_bound import SearchResult, search
+from modelexport.tools.quantize.search_within_bound import Least, SearchResult, search
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
 
@@ -125,8 +127,26 @@ def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, sealed
     onnx_models.save_with_references(model, path)
 
 
+def with_times(
+    results: Mapping[str, QuantizeResult], source: Path, output: Path, inputs: Mapping[str, Any] | None, device: str
+) -> dict[str, QuantizeResult]:
+    """Results with the time of what was written, in turns with that of the source.
+
+    Args:
+        results: Name of a part to what was written; a file has no name.
+        inputs: Of a file; by default those of its reference values, or random ones.
+
+    Raises:
+        ModelExportError: The source does not run here, or no inputs are known.
+    """
+    times: dict[str, dict[str, Turns]] = defaultdict(dict)
+    for use, turns in time_parts_in_turns(source, output, inputs, provider=device).items():
+        times[use if use in results else DECODE][use] = turns
+    return {name: msgspec.structs.replace(result, times=times[name]) for name, result in results.items()}
+
+
 class Searched(NamedTuple):
-    """What was chosen, and what was written: nothing if the bound is not met."""
+    """What was chosen, and what was written: nothing if the bound is not met, or nothing is faster."""
 
     found: SearchResult
     written: dict[str, QuantizeResult]
@@ -149,6 +169,7 @@ def quantize_within(
     output_name: str | None = None,
     stages: Stages | None = None,
     device: str = "cpu",
+    least: Least = "bytes",
 ) -> Searched:
     """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
 
@@ -156,7 +177,7 @@ def quantize_within(
         file: A tagged file, or a package.
         output: The file or the folder to write.
         check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
-        to, data, processor, within, budget, metric, keep, only, output_name, stages, device: As for
+        to, data, processor, within, budget, metric, keep, only, output_name, stages, device, least: As for
             :func:`search`.
             Ranges are measured on the inputs that it chooses by.
 
@@ -172,9 +193,9 @@ def quantize_within(
     feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
         graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,
-        output_name=output_name, stages=stages, device=device,
+        output_name=output_name, stages=stages, device=device, least=least,
     )  # fmt: skip
-    if not result.met:
+    if not result.of_use:
         return Searched(result, {})
     how: dict[str, Any] = {"recipe": result.recipe, "data": feeds[: result.runs[0]], "check_runtime": check_runtime}
     written = quantize_package(path, output, **how) if path.is_dir() else {"": quantize(path, output, **how)}

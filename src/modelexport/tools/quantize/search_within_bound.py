@@ -1,5 +1,6 @@
 """The cheapest methods for the modules of a file within a bound on its error, or the least error within a size.
 
+Cheap is what has few bytes, or what takes little time on the device at hand (:mod:`.measured_seconds`).
 Every method of every module is measured alone (:mod:`.sensitivity`). From all modules at their cheapest, single modules
 get a better method, or are kept, in the order of the error that a byte more saves. How far along this order
 the bound is met is found by runs, and the result is judged on inputs that were not used to choose.
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import onnx_ir as ir
@@ -26,7 +27,9 @@ from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.runtime.devices import CPU
+from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.measured_seconds import measured_seconds, whole_time
 from modelexport.tools.quantize.methods import KEEP, Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
@@ -36,6 +39,7 @@ from modelexport.tools.quantize.sensitivity import measure_alone, open_switched
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
+Least = Literal["bytes", "time"]
 JUDGEMENTS = 3
 """How often the held-out inputs may be used."""
 _STRICTER = 0.9
@@ -51,7 +55,7 @@ class MoreThanCheapest(msgspec.Struct, frozen=True):
     loss: float
     """How much worse the output is if it alone has its cheapest method."""
     cost: float
-    """Bytes of weights beyond its cheapest method."""
+    """Bytes of weights beyond its cheapest method, or seconds of a run."""
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +63,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     recipe: Recipe
     metric: str
+    least: Least = "bytes"
+    """What is cheap."""
     bound: str
     """The bound on the error, or the number of bytes."""
     met: bool
@@ -74,6 +80,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The modules that are not at their cheapest method: first those where a byte saves most error."""
     modules: int
     """The number of modules, or groups of modules, among which it was chosen."""
+    kept: int
+    """Those for which keeping them is cheapest."""
+    times: Turns | None = None
+    """The time of the result in turns with the file, if it was to take little."""
     bytes_before: int
     """Of the weights."""
     bytes_after: int
@@ -81,6 +91,11 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """How often the held-out inputs were used. Each time after the first, the choice was made stricter."""
     runs: tuple[int, int]
     """The numbers of inputs that were used to choose, and to judge."""
+
+    @property
+    def of_use(self) -> bool:
+        """Whether the bound is met, and nothing is as fast as the file itself if it is to be fast."""
+        return self.met and (self.least == "bytes" or (self.times is not None and self.times.faster))
 
 
 class Option(NamedTuple):
@@ -199,6 +214,7 @@ def search(
     processor: str | Path | None = None,
     stages: Stages | None = None,
     device: str = CPU,
+    least: Least = "bytes",
 ) -> SearchResult:
     """Choose a method for every module: the cheapest within a bound, or the least error within a number of bytes.
 
@@ -214,6 +230,7 @@ def search(
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         stages: Is told what is being done.
         device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the CPU.
+        least: What is cheap: few bytes of weights, or little time of a run of the first inputs on the device.
 
     Raises:
         UsageError: A method, metric, output or selector does not exist, or no module can be quantized.
@@ -223,8 +240,8 @@ def search(
     """
     stages = stages or Stages(lambda line: None)
     methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
-    if (within is None) == (budget is None) or not methods:
-        raise UsageError("give methods, and either a bound on the error or a number of bytes")
+    if (within is None) == (budget is None) or not methods or (least == "time" and within is None):
+        raise UsageError("give methods, and either a bound on the error or, for the fewest bytes, a number of bytes")
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
     tagged = prepared(read_tagged(file))
@@ -241,10 +258,12 @@ def search(
         with stages("measure each module alone"):
             pairs = [(unit, method) for unit in range(len(units)) for method in methods]
             alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
+        with stages("find what each method costs"):
+            timed = measured_seconds(tagged, units, methods, choosing, device) if least == "time" else None
         options = [[Option(0, 0, None)] for _ in units]
-        for (unit, method), loss in alone.items():
-            if isfinite(loss):
-                options[unit].append(Option(switched.added[unit, method], loss**measured.power, method))
+        for (unit, method), cost in (switched.added if timed is None else timed).items():
+            if isfinite(loss := alone[unit, method]):
+                options[unit].append(Option(cost, loss**measured.power, method))
         ranked = rank_steps(options)
         cheapest, before = runs.figure(ranked.methods_after(0)), weights_size(tagged.model)
 
@@ -271,14 +290,18 @@ def search(
                 steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(within_bound(limit))))]
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
+    times = whole_time(tagged, quantized_model, choosing[0], device) if least == "time" and choice else None
     notes = (
-        f"the smallest of {', '.join(map(str, methods))} and keep with {wanted}",
+        f"the {'fastest' if least == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
         f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose"
         + (f", {in_batches:.4g} in padded batches of {ROWS}" if in_batches is not None else ""),
     )
     return SearchResult(
         recipe=Recipe(recipe.rules, notes, bound.limit if bound is not None and measured.name == "error" else None),
         metric=measured.name,
+        least=least,
+        times=times,
+        kept=sum(option.method is None for option in ranked.start),
         bound=wanted,
         met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),
         judged=judged,

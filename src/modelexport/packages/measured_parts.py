@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -23,10 +23,12 @@ from modelexport.runtime.fitted_inputs import check_names
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.sessions import Level, open_session, run_session
 from modelexport.tables.costs import CostTable, cost, read_one
+from modelexport.tables.profiles import ModuleProfile, profile, profile_in_turns, time_in_turns
+from modelexport.tables.side_by_side import profile_against
 from modelexport.tables.table import Table
+from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
-from modelexport.tools.figures.profiles import ModuleProfile, profile
 from modelexport.traces.inputs_and_example_sizes import random_feeds, sizes_of_other
 
 PREFILL, DECODE = "prefill", "decode"
@@ -196,6 +198,7 @@ def profile_parts(
     level: Level = "all",
     provider: str = CPU,
     seed: int = 0,
+    against: Source | None = None,
 ) -> dict[str, ModuleProfile]:
     """:func:`modelexport.profile` of a file, or of each part of a package by name.
 
@@ -206,6 +209,8 @@ def profile_parts(
         inputs: Name to array, or a file of them, for the package as a whole.
         sizes: Of dynamic axes: ``sequence`` is the length of the prompt, ``past_sequence`` that of the cache.
         runs, warmup, level, provider, seed: As for a file.
+        against: Another file or package of the same model, whose time stands beside. Both run in turns, on the same
+            inputs; those that the other does not have are left out, as a tool removes those that nothing reads.
 
     Raises:
         FileFormatError: A file is missing, or has no tags; or the folder is not a package.
@@ -214,23 +219,72 @@ def profile_parts(
     """
     how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider, "seed": seed}
     path = as_path(path)
+    uses = _uses_with_inputs(path, inputs, sizes or {}, provider, seed)
+    others = _same_uses(path, as_path(against), uses) if against is not None else {}
+    profiles = {}
+    for name, use in uses.items():
+        how |= {"inputs": use.inputs, "sizes": use.sizes, "inputs_from": use.source}
+        if name in others:
+            measured = profile_against(*profile_in_turns(use.tagged, others[name], **how))
+        else:
+            measured = profile(use.tagged, **how)
+        table = replace(measured.table, name=use.name, part=use.part) if path.is_dir() else measured.table
+        profiles[name] = replace(measured, table=table)
+    return profiles
+
+
+def time_parts_in_turns(
+    path: Source, other: Source, inputs: Mapping[str, Any] | None = None, *, provider: str = CPU
+) -> dict[str, Turns]:
+    """The time of two files in turns, or of each part of two packages by name.
+
+    Args:
+        inputs: Of a file; by default those of its reference values, or random ones, as for the parts of a package.
+
+    Raises:
+        FileFormatError, InputsError, UsageError: As for :func:`profile_parts`.
+    """
+    path, other = as_path(path), as_path(other)
+    uses = _uses_with_inputs(path, inputs, {} if inputs is not None else common_sizes(path, other, {}), provider, 0)
+    others = _same_uses(path, other, uses)
+    return {
+        name: time_in_turns(use.tagged, others[name], use.inputs, sizes=use.sizes, provider=provider)
+        for name, use in uses.items()
+    }
+
+
+class _Use(NamedTuple):
+    """One use of one part, with its inputs and where they come from."""
+
+    tagged: TaggedFile
+    inputs: Mapping[str, Any] | str | Path | None
+    sizes: Mapping[str, int]
+    source: str = ""
+    name: str = ""
+    part: str = ""
+
+
+def _uses_with_inputs(
+    path: Path, inputs: Mapping[str, Any] | str | Path | None, sizes: Mapping[str, int], provider: str, seed: int
+) -> dict[str, _Use]:
+    """The uses of the parts of a package with their inputs; a file is a package of one part without a name."""
     if not path.is_dir():
-        return {"": profile(path, inputs, sizes=sizes, **how)}
-    uses = uses_of(path, sizes or {})
+        return {"": _Use(read_one(path), inputs, sizes)}
+    uses = uses_of(path, sizes)
     user_inputs = read_feeds(Path(inputs), seed) if isinstance(inputs, str | Path) else dict(inputs or {})
     taken = (value.name or "" for use in uses.values() for value in use.tagged.model.graph.inputs)
     check_names(user_inputs, taken, str(path))
     if DECODE in uses:
         generator = Generator.of(read_package(path), provider=provider)
         tagged = {name: use.tagged for name, use in uses.items()}
-        feeds_of_parts = generation_feeds(generator, tagged, user_inputs, sizes or {}, provider, seed)
+        feeds_of_parts = generation_feeds(generator, tagged, user_inputs, sizes, provider, seed)
     else:
         feeds_of_parts = chained_feeds(uses, user_inputs, provider, seed)
-    profiles = {}
-    for name, (feeds, source) in feeds_of_parts.items():
-        measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
-        profiles[name] = replace(measured, table=uses[name].named(measured.table, path))
-    return profiles
+    folder = path.resolve().name
+    return {
+        name: _Use(uses[name].tagged, feeds, {}, source, f"{folder}: {uses[name].part}", uses[name].part)
+        for name, (feeds, source) in feeds_of_parts.items()
+    }
 
 
 def common_sizes(path: Source, other: Source, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -249,29 +303,20 @@ def common_sizes(path: Source, other: Source, sizes: Mapping[str, int]) -> dict[
     return {**sizes_of_other(first, second, {}), **sizes}
 
 
-def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any) -> dict[str, ModuleProfile]:
-    """Run another file or package of the same model on the inputs that one was measured with.
-
-    Inputs that it does not have are left out, as a tool removes those that nothing reads.
+def _same_uses(path: Path, other: Path, uses: Mapping[str, object]) -> dict[str, TaggedFile]:
+    """The files of another file or package of the same model, for the same uses.
 
     Raises:
         FileFormatError: A file is missing, or has no tags; or the folder is not a package.
-        InputsError: It takes an input that the first does not have.
-        UsageError: It does not have these parts, or ONNX Runtime does not run one.
+        UsageError: It does not have these parts.
     """
-    others = {name: use.tagged for name, use in uses_of(path, {}).items()} if Path(path).is_dir() else {"": path}
-    if others.keys() != measured.keys():
+    others = {name: use.tagged for name, use in uses_of(other, {}).items()} if other.is_dir() else {"": read_one(other)}
+    if others.keys() != uses.keys():
         raise UsageError(
-            f"{path} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
-            f"the other {', '.join(measured) if '' not in measured else 'is one file'}; give two files, or two packages"
+            f"{other} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
+            f"{path} {', '.join(uses) if '' not in uses else 'is one file'}; give two files, or two packages"
         )
-    profiles = {}
-    for name, profiled in measured.items():
-        tagged = read_one(others[name])
-        taken = {value.name for value in tagged.model.graph.inputs}
-        feeds = {key: array for key, array in profiled.feeds.items() if key in taken}
-        profiles[name] = profile(tagged, feeds, **how)
-    return profiles
+    return others
 
 
 def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:

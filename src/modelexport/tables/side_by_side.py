@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.tables import columns
 from modelexport.tables.columns import AGAINST, RATIO, Column, Figure, Kind
+from modelexport.tables.profiles import ModuleProfile, RunFacts, noise_note
 from modelexport.tables.table import OUTSIDE, NodeFigures, Table
-from modelexport.tools.figures.profiles import ModuleProfile, RunFacts, noise_note
+from modelexport.tables.turns import Turns, turns_line
 
 AGAINST_SIZES = (
     Column("against_bytes", "bytes"),
@@ -23,6 +25,8 @@ AGAINST_SIZES = (
 
 def profile_against(first: ModuleProfile, second: ModuleProfile) -> ModuleProfile:
     """Two profiles side by side: ``against_seconds`` of the other, and how many times the first's those are.
+
+    A note says how long the second file takes beside the first if they ran in turns.
 
     A call that only the other file has is counted for the innermost call around it that both have.
     """
@@ -36,7 +40,9 @@ def profile_against(first: ModuleProfile, second: ModuleProfile) -> ModuleProfil
         )
         for node in second.table.nodes
     ]
-    return _beside(first, added, {}, second.facts)
+    names = Path(first.facts.file).name, Path(second.facts.file).name
+    note = turns_line(second.turns, *names) if second.turns is not None else _against_line(second.facts)
+    return _beside(first, added, {}, second.facts, note, second.turns)
 
 
 def cost_against(first: Table, second: Table) -> Table:
@@ -71,7 +77,11 @@ def profile_beside(profile: ModuleProfile, seconds: Mapping[ModuleCall, int], na
     facts = msgspec.structs.replace(
         profile.facts, file=name, wall_seconds=whole, profiled_seconds=whole, spread_seconds=0.0
     )
-    return _beside(profile, added, {AGAINST.name: known_seconds}, facts)
+    return _beside(profile, added, {AGAINST.name: known_seconds}, facts, _against_line(facts))
+
+
+def _against_line(facts: RunFacts) -> str:
+    return f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"
 
 
 def _beside(
@@ -79,14 +89,15 @@ def _beside(
     added: Sequence[NodeFigures],
     direct: Mapping[str, Mapping[ModuleCall, int]],
     facts: RunFacts,
+    note: str,
+    turns: Turns | None = None,
 ) -> ModuleProfile:
     first, *more = profile.table.columns
-    note = f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"
     table = replace(
         profile.table,
         columns=(first, AGAINST, RATIO, *more),
         nodes=(*profile.table.nodes, *added),
         direct={**profile.table.direct, **direct},
-        notes=(*noise_note(facts), *profile.table.notes, note),
+        notes=(note, *noise_note(facts), *profile.table.notes),
     )
-    return ModuleProfile(table, profile.facts, profile.feeds, facts)
+    return ModuleProfile(table, profile.facts, profile.feeds, facts, turns)

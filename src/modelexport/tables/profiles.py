@@ -9,7 +9,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from modelexport.tables import columns
 from modelexport.tables.costs import read_one
 from modelexport.tables.html_page import Page, embedded_page
 from modelexport.tables.model_explorer import ExplorerPlace, explorer_places
+from modelexport.tables.onnxruntime_profiler import Kernel, Profile, Run, profile_runs, time_runs
 from modelexport.tables.table import NodeFigures, Table
+from modelexport.tables.turns import Turns, compare_turns
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import flat_file
-from modelexport.tools.figures.onnxruntime_profiler import Kernel, Profile, profile_runs, time_runs
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 
 SESSION = "(session)"
@@ -82,6 +84,8 @@ class ModuleProfile:
     """The inputs."""
     against: RunFacts | None = None
     """The run of the other file, if two were run."""
+    turns: Turns | None = None
+    """How long it takes beside the file with which it ran in turns."""
 
     def __repr__(self) -> str:
         took = f"{self.facts.wall_seconds * 1e3:,.3g} ms a run on {self.facts.provider}"
@@ -93,7 +97,9 @@ class ModuleProfile:
     def document(self, **options: Any) -> dict[str, Any]:
         """The table's document, with ``run`` and, if there is another file, ``against``."""
         document = self.table.document(**options) | {"run": msgspec.to_builtins(self.facts)}
-        return document | ({"against": msgspec.to_builtins(self.against)} if self.against is not None else {})
+        for name, facts in (("against", self.against), ("turns", self.turns)):
+            document |= {name: msgspec.to_builtins(facts)} if facts is not None else {}
+        return document
 
 
 def profile(
@@ -128,27 +134,119 @@ def profile(
         InputsError: The inputs do not fit.
         UsageError: ONNX Runtime does not load or run the file, or does not have the provider; or it is a folder.
     """
-    tagged = read_one(file)
+    how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
+    with _runs_of([read_one(file)], inputs, sizes or {}, seed) as (source, files):
+        (found,) = _profiles(files, how, inputs_from or source)
+    return found
+
+
+def profile_in_turns(
+    first: Source | TaggedFile,
+    second: Source | TaggedFile,
+    inputs: Mapping[str, Any] | str | Path | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    inputs_from: str = "",
+    **how: Any,
+) -> tuple[ModuleProfile, ModuleProfile]:
+    """:func:`profile` of two files that run in turns on the same inputs; the second has the ``turns``.
+
+    Inputs that the second file does not have are left out, as a tool removes those that nothing reads.
+
+    Args:
+        how: ``runs``, ``warmup``, ``level`` and ``provider`` of :func:`profile`.
+
+    Raises:
+        FileFormatError, InputsError, UsageError: As for :func:`profile`; or the second has an input that the first has
+            not.
+    """
+    how = {"runs": 10, "warmup": 2, "level": "all", "provider": CPU, **how}
+    with _runs_of([read_one(first), read_one(second)], inputs, sizes or {}, seed) as (source, files):
+        found, other = _profiles(files, how, inputs_from or source)
+    return found, other
+
+
+def time_in_turns(
+    first: Source | TaggedFile,
+    second: Source | TaggedFile,
+    inputs: Mapping[str, Any] | str | Path | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    runs: int = 10,
+    warmup: int = 2,
+    provider: str = CPU,
+    seed: int = 0,
+) -> Turns:
+    """The time of two files in turns as users run them, on the same inputs as :func:`profile_in_turns`."""
+    with _runs_of([read_one(first), read_one(second)], inputs, sizes or {}, seed) as (_, files):
+        rounds = with_progress(range(warmup + runs))
+        runs_of_files = [file for _, file in files]
+        return compare_turns(
+            *time_runs(runs_of_files, runs=runs, warmup=warmup, level="all", provider=provider, rounds=rounds)
+        )
+
+
+_Files = Sequence[tuple[TaggedFile, Run]]
+
+
+@contextmanager
+def _runs_of(
+    tagged_files: Sequence[TaggedFile],
+    inputs: Mapping[str, Any] | str | Path | None,
+    sizes: Mapping[str, int],
+    seed: int,
+) -> Iterator[tuple[str, _Files]]:
+    """Files of one model with the same inputs, each in a form that ONNX Runtime runs; and the source of the inputs."""
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
-        folder = Path(temporary)
-        path = flat_file(tagged, folder, links=True)  # ONNX Runtime renames the nodes of functions
-        feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
-        how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
-        how["rounds"] = with_progress(range(2 * (warmup + runs) + 1))
-        wall = time_runs(path, feeds, **how)
-        measured, optimized = profile_runs(path, feeds, folder, **how)
-        kernels = _joined(tagged, load_onnx(optimized), measured)
+        runs: list[tuple[TaggedFile, Run]] = []
+        source = ""
+        for index, tagged in enumerate(tagged_files):
+            folder = Path(temporary) / str(index)
+            folder.mkdir()
+            path = flat_file(tagged, folder, links=True)  # ONNX Runtime renames the nodes of functions
+            if index == 0:
+                feeds, source = make_feeds(tagged, path, inputs, sizes, provider=CPU, seed=seed)
+            else:
+                taken = {value.name for value in tagged.model.graph.inputs}
+                known = {name: array for name, array in runs[0][1].inputs.items() if name in taken}
+                feeds, _ = make_feeds(tagged, path, known, {}, provider=CPU, seed=seed)
+            runs.append((tagged, Run(path, feeds, folder)))
+        yield source, runs
+
+
+def _profiles(files: _Files, how: Mapping[str, Any], inputs_from: str) -> list[ModuleProfile]:
+    """The profiles of files that run in turns."""
+    rounds = with_progress(range(2 * (how["warmup"] + how["runs"]) + 1))
+    runs = [run for _, run in files]
+    walls = time_runs(runs, rounds=rounds, **how)
+    profiles = profile_runs(runs, rounds=rounds, **how)
+    found = [
+        _module_profile(tagged, run, wall, measured, how, inputs_from)
+        for (tagged, run), wall, measured in zip(files, walls, profiles, strict=True)
+    ]
+    return [
+        found[0],
+        *(
+            replace(other, turns=compare_turns(walls[0], wall))
+            for other, wall in zip(found[1:], walls[1:], strict=True)
+        ),
+    ]
+
+
+def _module_profile(
+    tagged: TaggedFile, run: Run, wall: Sequence[int], measured: Profile, how: Mapping[str, Any], inputs_from: str
+) -> ModuleProfile:
+    """The profile of a file by module."""
+    kernels = _joined(tagged, load_onnx(run.optimized), measured)
     whole = round(statistics.median(wall))
     kernels, scale = _fitted(kernels, whole, measured.outside)
     taken = _total(kernels)
     facts = RunFacts(
+        **how,
         file=str(tagged.path),
-        provider=provider,
-        level=level,
-        runs=runs,
-        warmup=warmup,
-        inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()},
-        inputs_from=inputs_from or source,
+        inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in run.inputs.items()},
+        inputs_from=inputs_from,
         wall_seconds=whole / 1e9,
         profiled_seconds=statistics.median(measured.whole) / 1e9,
         kernel_seconds=taken / 1e9,
@@ -160,7 +258,7 @@ def profile(
     shown = columns.PROFILE if measured.memory else columns.PROFILE[:-1]
     table = Table(calls=tagged.calls, tags=tagged.tags, columns=shown, nodes=tuple(kernels), name=tagged.path.name)
     facts = msgspec.structs.replace(facts, spread_seconds=_spread(table) / 1e9)
-    return ModuleProfile(replace(table, notes=tuple(_notes(facts, kernels))), facts, feeds)
+    return ModuleProfile(replace(table, notes=tuple(_notes(facts, kernels))), facts, run.inputs)
 
 
 def _total(nodes: Iterable[NodeFigures]) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import onnxruntime
@@ -17,6 +17,7 @@ import onnxruntime
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import UsageError
 from modelexport.runtime.sessions import Level, open_file, run_session, session_options
+from modelexport.tables.turns import run_in_turns
 
 _KERNEL = "_kernel_time"
 _LARGE_WEIGHT = "1024"
@@ -66,93 +67,113 @@ class Profile:
     """Bytes in use while a node runs, beyond those in use between the runs."""
 
 
+class Run(NamedTuple):
+    """A file that runs on some inputs."""
+
+    path: Path
+    inputs: Mapping[str, Any]
+    folder: Path
+    """For the optimized graph and the profile, which are kept."""
+
+    @property
+    def optimized(self) -> Path:
+        """The graph that was profiled."""
+        return self.folder / "optimized.onnx"
+
+
 def time_runs(
-    path: Path, inputs: Mapping[str, Any], *, runs: int, warmup: int, level: Level, provider: str, rounds: Iterator[int]
-) -> list[int]:
-    """Nanoseconds of each run without profiling."""
-    session = open_file(path, session_options(level, provider))
-    return _run_times(session, inputs, itertools.islice(rounds, max(warmup, 1) + runs - 1))[max(warmup, 1) :]
+    files: Sequence[Run], *, runs: int, warmup: int, level: Level, provider: str, rounds: Iterator[int]
+) -> list[list[int]]:
+    """Nanoseconds of each run of each file without profiling; several files run in turns."""
+    sessions = [open_file(file.path, _options(level, provider, len(files))) for file in files]
+    taken = _run_times(sessions, files, itertools.islice(rounds, max(warmup, 1) + runs - 1))
+    return [times[max(warmup, 1) - 1 :] for times in taken]
 
 
-def _run_times(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], rounds: Iterable[int]) -> list[int]:
-    """Nanoseconds of each run: 0 of a first one, then one for each item of ``rounds``.
+def _options(level: Level, provider: str, files: int) -> onnxruntime.SessionOptions:
+    """The options of a session that users open. If several run in turns, its threads stop spinning after each run."""
+    options = session_options(level, provider)
+    if files > 1:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def _run_times(
+    sessions: Sequence[onnxruntime.InferenceSession], files: Sequence[Run], rounds: Iterable[int]
+) -> list[list[int]]:
+    """Nanoseconds of each run of each session, one for each item of ``rounds``, after a run that is not timed.
 
     Raises:
         UsageError: The inputs do not fit, or a node fails.
     """
-    names, feeds = [output.name for output in session.get_outputs()], dict(inputs)
-    run_session(session, feeds)  # in a thread, so that signals are handled; it is counted as a run
-    taken = [0]
-    for _ in rounds:
-        began = time.perf_counter_ns()
-        session.run(names, feeds)
-        taken.append(time.perf_counter_ns() - began)
-    return taken
+    calls = []
+    for session, file in zip(sessions, files, strict=True):
+        feeds = dict(file.inputs)
+        run_session(session, feeds)  # in a thread, so that signals are handled
+        calls.append(partial(session.run, [output.name for output in session.get_outputs()], feeds))
+    return run_in_turns(calls, rounds)
 
 
 def profile_runs(
-    path: Path,
-    inputs: Mapping[str, Any],
-    folder: Path,
-    *,
-    runs: int,
-    warmup: int,
-    level: Level,
-    provider: str,
-    rounds: Iterator[int],
-) -> tuple[Profile, Path]:
-    """Run a file with ONNX Runtime's profiler, and once more to measure the memory of its nodes.
-
-    Args:
-        folder: The folder for the optimized graph and the profile, which are kept.
-
-    Returns:
-        The profile, and the optimized graph that was profiled.
-    """
-    optimized = folder / "optimized.onnx"
-    options = session_options(level, provider)
-    options.optimized_model_filepath = str(optimized)
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _LARGE_WEIGHT)
+    files: Sequence[Run], *, runs: int, warmup: int, level: Level, provider: str, rounds: Iterator[int]
+) -> list[Profile]:
+    """Run files in turns with ONNX Runtime's profiler, and once more to measure the memory of their nodes."""
     rounds = itertools.chain(rounds, itertools.repeat(0))
-    timed: list[list[_Event]] = []
+    timed: list[list[list[_Event]]] = [[] for _ in files]
     recorded = warmup + runs
-    while len(timed) < runs:  # once, unless the nodes are so many that the profiler is full before the last run
-        wanted = min(recorded, warmup + runs - len(timed))
-        found = _profiled(path, options, inputs, folder / "time", itertools.islice(rounds, wanted - 1))
-        if (recorded := len(found)) <= warmup:
+    while len(timed[0]) < runs:  # once, unless the nodes are so many that the profiler is full before the last run
+        wanted = min(recorded, warmup + runs - len(timed[0]))
+        all_options = [_options(level, provider, len(files)) for _ in files]
+        for options, file in zip(all_options, files, strict=True):
+            options.optimized_model_filepath = str(file.optimized)
+            for key, value in (("file_name", "optimized.onnx.data"), ("min_size_in_bytes", _LARGE_WEIGHT)):
+                options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
+        found = _profiled(files, all_options, "time", itertools.islice(rounds, wanted - 1))
+        if (recorded := min(map(len, found))) <= warmup:
             raise UsageError(
                 f"ONNX Runtime's profiler is full after {recorded} of {warmup} warm-up runs and a measured one: "
                 "give --warmup 0, or inputs for which loops end sooner"
             )
-        timed += found[warmup:]
+        for runs_of_file, events in zip(timed, found, strict=True):
+            runs_of_file.extend(events[warmup:recorded])
+    return [_profile(file, events, provider, rounds) for file, events in zip(files, timed, strict=True)]
+
+
+def _profile(file: Run, timed: Sequence[Sequence[_Event]], provider: str, rounds: Iterator[int]) -> Profile:
+    """The profile of the recorded runs of a file."""
     profiler = _profiler_time(timed)
     kernels = _by_run(timed, profiler)
     memory: dict[Kernel, int] = {}
     options = session_options("none", provider)
     options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
-    options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
+    options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(file.folder / "memory.csv"))
     with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
-        memory = _memory(_profiled(optimized, options, inputs, folder / "memory", itertools.islice(rounds, 1)))
+        (found,) = _profiled([file._replace(path=file.optimized)], [options], "memory", itertools.islice(rounds, 1))
+        memory = _memory(found)
     whole = [run[-1].dur * 1000 for run in timed]
     of_nodes = [1000 * sum(own_time for _, own_time in _nested(run[:-1])) for run in timed]
     outside = round(statistics.median(max(taken - part, 0) for taken, part in zip(whole, of_nodes, strict=True)))
-    return Profile(kernels, whole, profiler, outside, memory), optimized
+    return Profile(kernels, whole, profiler, outside, memory)
 
 
 def _profiled(
-    path: Path, options: onnxruntime.SessionOptions, inputs: Mapping[str, Any], prefix: Path, rounds: Iterable[int]
-) -> list[list[_Event]]:
-    """The events of each run: its nodes, and last the run itself."""
-    options.enable_profiling = True
-    options.profile_file_prefix = str(prefix)
-    session = open_file(path, options)
+    files: Sequence[Run], all_options: Sequence[onnxruntime.SessionOptions], prefix: str, rounds: Iterable[int]
+) -> list[list[list[_Event]]]:
+    """The events of each run of each file, which run in turns."""
+    sessions: list[onnxruntime.InferenceSession] = []
     try:
-        _run_times(session, inputs, rounds)
+        for file, options in zip(files, all_options, strict=True):
+            options.enable_profiling = True
+            options.profile_file_prefix = str(file.folder / prefix)
+            sessions.append(open_file(file.path, options))
+        _run_times(sessions, files, rounds)
     finally:
-        written = session.end_profiling()
-    data = Path(written).read_bytes()
-    events = decode_json(data, kind=list[_Event])
+        written = [Path(session.end_profiling()) for session in sessions]
+    return [_events_by_run(decode_json(path.read_bytes(), kind=list[_Event])) for path in written]
+
+
+def _events_by_run(events: Iterable[_Event]) -> list[list[_Event]]:
+    """The events of each run: its nodes, and last the run itself."""
     events_by_run: list[list[_Event]] = [[]]
     for event in events:
         if event.cat == "Node" and event.name.endswith(_KERNEL):
