@@ -24,9 +24,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION
+from modelexport.tables import onnxruntime_profiler, profiles
 from modelexport.tables.costs import cost
 from modelexport.tables.html_page import Page, format_page
-from modelexport.tools.figures import onnxruntime_profiler, profiles
 
 OPERATORS = ("MatMul", "Add", "Relu", "Mul", "Sub", "Tanh", "Div", "Sigmoid")
 

@@ -24,7 +24,7 @@ from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.pytorch.calls.call_times import time_calls
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.sessions import Level
-from modelexport.tables import columns
+from modelexport.tables import columns, onnxruntime_profiler
 from modelexport.tables.onnxruntime_profiler import _Event, _nested
 from modelexport.tables.profiles import (
     SESSION,
@@ -40,7 +40,6 @@ from modelexport.tables.side_by_side import profile_against, profile_beside
 from modelexport.tables.table import NodeFigures, Table
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.compare.against_file import verify_against
-from modelexport.tools.figures import onnxruntime_profiler
 from modelexport.tools.optimizers.optimize_tools import optimize_file
 from modelexport.verification import error_table
 

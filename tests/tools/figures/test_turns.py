@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
-from modelexport.measure.profiles import time_in_turns
 
+from modelexport.tables.profiles import time_in_turns
 from modelexport.tables.turns import compare_turns, median_interval, run_in_turns, turns_line
 
 
