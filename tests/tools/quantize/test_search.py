@@ -28,7 +28,8 @@ from modelexport.tools.quantize import search_within_bound
 from modelexport.tools.quantize.methods import KEEP, Method, parse_method
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize_text import format_search
-from modelexport.tools.quantize.search_within_bound import Option, SearchResult, rank_steps, search
+from modelexport.tools.quantize.ranked_steps import Option, rank_steps
+from modelexport.tools.quantize.search_within_bound import SearchResult, search
 from modelexport.tools.quantize.switched_model import find_units
 
 INT4, INT8 = parse_method("int4"), parse_method("int8-weights")

@@ -9,14 +9,13 @@ the bound is met is found by runs, and the result is judged on inputs that were 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import onnx_ir as ir
@@ -35,6 +34,7 @@ from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_me
 from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import quantized, weights_size
+from modelexport.tools.quantize.ranked_steps import Option, rank_steps
 from modelexport.tools.quantize.sensitivity import measure_alone, open_switched
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
@@ -96,83 +96,6 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     def of_use(self) -> bool:
         """Whether the bound is met, and nothing is as fast as the file itself if it is to be fast."""
         return self.met and (self.least == "bytes" or (self.times is not None and self.times.faster))
-
-
-class Option(NamedTuple):
-    """A method for a unit."""
-
-    cost: float
-    loss: float
-    """Losses of several units add up."""
-    method: Method | None
-
-
-class Step(NamedTuple):
-    """A unit gets another method, or is kept."""
-
-    unit: int
-    option: Option
-    gain: float
-    """The loss that a byte more saves."""
-
-
-@dataclass(frozen=True)
-class RankedSteps:
-    """Choices, each of which costs more and loses less than the one before."""
-
-    start: list[Option]
-    """The cheapest option of each unit."""
-    steps: list[Step]
-
-    def methods_after(self, steps: int | Iterable[Step]) -> Choice:
-        """The choice after the first steps, or after some of them."""
-        options = dict(enumerate(self.start))
-        options.update((step.unit, step.option) for step in (self.steps[:steps] if isinstance(steps, int) else steps))
-        return {unit: option.method for unit, option in options.items() if option.method is not None}
-
-    def fewest_within(self, holds: Callable[[Choice], bool]) -> list[Step]:
-        """The fewest first steps after which something holds, by bisection; all of them if it never does."""
-        counts = range(len(self.steps))
-        return self.steps[: bisect_left(counts, True, key=lambda count: holds(self.methods_after(count)))]
-
-    def best_for(self, bytes_left: float) -> list[Step]:
-        """The affordable steps with the least loss: in their order, or with one first that was skipped in this order.
-
-        Args:
-            bytes_left: Bytes of the budget that the cheapest options leave.
-        """
-        first = self._affordable(bytes_left, self.steps)
-        skipped = [step for step in self.steps if step not in first]
-        return min([first, *(self._affordable(bytes_left, [step, *self.steps]) for step in skipped)], key=self._loss)
-
-    def _affordable(self, bytes_left: float, steps: Iterable[Step]) -> list[Step]:
-        """The steps, in this order, that can be paid; a step back is left out."""
-        has = dict(enumerate(self.start))
-        taken = []
-        for step in steps:
-            cost = step.option.cost - has[step.unit].cost
-            if step.option.loss < has[step.unit].loss and cost <= bytes_left:
-                bytes_left -= cost
-                has[step.unit] = step.option
-                taken.append(step)
-        return taken
-
-    def _loss(self, steps: Iterable[Step]) -> float:
-        options = dict(enumerate(self.start)) | {step.unit: step.option for step in steps}
-        return sum(option.loss for option in options.values())
-
-
-def rank_steps(options: Sequence[Sequence[Option]]) -> RankedSteps:
-    """The steps of units with several options each: the steps that save most for what they cost come first."""
-    start, steps = [], []
-    for unit, choices in enumerate(options):
-        current = min(choices, key=lambda option: (option.cost, option.loss))
-        start.append(current)
-        while better := [option for option in choices if option.loss < current.loss]:
-            gains = {other: (current.loss - other.loss) / (other.cost - current.cost) for other in better}
-            current = max(better, key=lambda option: (gains[option], -option.cost))
-            steps.append(Step(unit, current, gains[current]))
-    return RankedSteps(start, sorted(steps, key=lambda step: -step.gain))
 
 
 @dataclass
