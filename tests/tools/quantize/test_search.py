@@ -149,6 +149,8 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
         (["--budget", "12 parsecs"], "is not a size"),
         (["--budget", "1MB", "--within", "kl<=1"], "either a bound on the error or a number of bytes"),
         (["--to", "int4"], "several --to are for a search"),
+        (["--budget", "1MB", "--least", "time"], "--budget is for the fewest bytes"),
+        (["--least", "time"], "--least is what a search looks for"),
     ):
         refused = run(*asked, *arguments)
         assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
@@ -239,5 +241,5 @@ def test_a_module_has_a_method_if_its_nodes_take_less_in_spite_of_the_noise(
 
 def test_a_size_and_the_least_time_are_not_asked_for_together(exported: Exporter) -> None:
     case = exported("bert")
-    with pytest.raises(UsageError, match="for the fewest bytes, a number of bytes"):
+    with pytest.raises(UsageError, match="--budget is for the fewest bytes"):
         search(case.path, to=["int4"], data=feeds_of(case, 2), budget=1, least="time")

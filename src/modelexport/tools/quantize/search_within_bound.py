@@ -163,8 +163,9 @@ def search(
     """
     stages = stages or Stages(lambda line: None)
     methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
-    if (within is None) == (budget is None) or not methods or (least == "time" and within is None):
-        raise UsageError("give methods, and either a bound on the error or, for the fewest bytes, a number of bytes")
+    if (within is None) == (budget is None) or not methods:
+        raise UsageError("give methods, and either a bound on the error or a number of bytes")
+    _check_least(least, within)
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
     tagged = prepared(read_tagged(file))
@@ -213,7 +214,6 @@ def search(
                 steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(within_bound(limit))))]
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
-    times = whole_time(tagged, quantized_model, choosing[0], device) if least == "time" and choice else None
     notes = (
         f"the {'fastest' if least == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
         f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose"
@@ -223,7 +223,7 @@ def search(
         recipe=Recipe(recipe.rules, notes, bound.limit if bound is not None and measured.name == "error" else None),
         metric=measured.name,
         least=least,
-        times=times,
+        times=whole_time(tagged, quantized_model, choosing[0], device) if least == "time" and choice else None,
         kept=sum(option.method is None for option in ranked.start),
         bound=wanted,
         met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),
@@ -280,6 +280,11 @@ def _split(
     wanted = {str(call) for call in tagged.select(*only).inside}
     free = [unit for unit in units if kept.isdisjoint(unit.calls) and wanted.issuperset(unit.calls)]
     return free, [unit for unit in units if unit not in free]
+
+
+def _check_least(least: Least, within: str | None) -> None:
+    if least == "time" and within is None:
+        raise UsageError("--budget is for the fewest bytes: give --least time with a bound on the error, --within")
 
 
 def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> None:
