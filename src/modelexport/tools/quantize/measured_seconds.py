@@ -21,8 +21,10 @@ from modelexport.tables.profiles import ModuleProfile, profile_in_turns, time_in
 from modelexport.tables.turns import Turns, median_interval
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile
+from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 from modelexport.tools.quantize.methods import Method
 from modelexport.tools.quantize.quantize import calibrate, quantize_model
+from modelexport.tools.quantize.recipes import can_quantize
 from modelexport.tools.quantize.switched_model import Unit
 from modelexport.traces.calibration_data import RunInputs
 
@@ -49,6 +51,7 @@ def measured_seconds(
             f"{device} compiles its graphs, so the time of a module is not known there: give --least bytes"
         )
     saved: dict[tuple[int, Method], float] = {}
+    weighted, nodes = weighted_nodes(tagged.model), {node.name or "": node for node in tagged.model.graph}
     for method in with_progress(methods):
         assignment = {name: method for unit in units for name in unit.nodes}
         with scratch(tagged.path.parent) as folder:
@@ -56,6 +59,8 @@ def measured_seconds(
             with _written(tagged, quantize_model(tagged.model, assignment, ranges=ranges)) as file:
                 before, after = profile_in_turns(tagged.path, file, feeds[0], runs=TURNS, provider=device)
         for index, unit in enumerate(units):
+            if not any(can_quantize(method, nodes[name], weighted) for name in unit.nodes):
+                continue  # its neighbours have the method, and what it takes itself may still change
             added = _nanoseconds(after, unit) - _nanoseconds(before, unit)
             interval = median_interval([float(difference) for difference in added])
             if interval is not None and interval[1] < 0:
