@@ -52,11 +52,13 @@ class NodeError(UsageError):
 
 
 def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
-    """An array with numbers a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
+    """An array with numbers a little larger or smaller, by half of a share or more: equal changes would cancel in a
+    product or a quotient. Numbers of few digits, as 3 or 0.5, are exact, and stay.
+    """
     digits = np.frexp(array)[0] * max(_FEW_DIGITS * 2.0**-24 / share, 4.0)
-    signs = generator.choice([-1.0, 1.0], array.shape)
+    steps = generator.choice([-1.0, 1.0], array.shape) * generator.uniform(0.5, 1.0, array.shape)
     exact = (digits == np.rint(digits)) | ~(np.abs(array) < INFINITE)
-    return np.where(exact, array, array * (1 + share * signs))
+    return np.where(exact, array, array * (1 + share * steps))
 
 
 def _is_rounded(number: float) -> bool:
