@@ -74,6 +74,8 @@ class Trace:
     """Whether random numbers were drawn, recorded or not."""
     is_float64: bool = True
     """Whether it was computed in float64."""
+    kept_before: list[Fingerprint] = field(default_factory=list)
+    """Of a run in float64: the tensors in a narrower type that the run used and did not make, besides weights."""
     stored_tolerance: float = 0.0
     """How far off what is computed from the arrays may be, if these are rounded."""
 

@@ -33,7 +33,7 @@ from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import ALLOWED, EQUAL_IN_FLOAT64, TIMES_ALLOWED, TIMES_ONE_BIT
-from modelexport.traces.trace import Trace
+from modelexport.traces.trace import Index, Trace
 from modelexport.verify.calls_by_value import find_parameters, with_calls_of
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
 from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, refuse_stage, results_of_cut
@@ -151,12 +151,32 @@ class Sides:
         return plain
 
     def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], reference: Trace | None = None) -> Compared:
-        """Runs of both on the same inputs, compared."""
+        """Runs of both on the same inputs, compared.
+
+        A model may keep tensors that an earlier run computed in its own types, such as a table of angles. If it differs
+        from the file in float64, and the file has no such constants, they are compared in these types.
+        """
         reference = reference or self.trace(inputs, changed)
         own_trace = partial(self.trace, inputs, changed, as_it_runs=True) if reference.is_float64 else None
-        return compare_runs(
+        compared = compare_runs(
             self.tagged, self.run, self.feeds(inputs, reference), reference, self._weights(changed), own_trace
         )
+        if compared.agrees or not self.wide or not self._keeps_results(reference):
+            return compared
+        self._compare_in_own_types(_KEPT)
+        return self.compare(inputs, changed)
+
+    def _keeps_results(self, reference: Trace) -> bool:
+        """Whether a run in float64 used tensors from before it that are not constants of the file."""
+        constants = Index()
+        for _, stored in self.run.constants() if reference.kept_before else ():
+            constants.add(stored())
+        return any(not constants.equal_in_any_order(tensor) for tensor in reference.kept_before)
+
+    def _compare_in_own_types(self, why: str) -> None:
+        self.wide = False
+        vars(self).pop("run", None)
+        self.notes.append(f"{why}: calls were compared with its run in its own types, with less precision")
 
     def find_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
         """Give a file without tags the calls of the model, by the values that both compute."""
@@ -216,11 +236,7 @@ class Sides:
         nudged = returned_by(self.model, inputs, nudged=True)
         rounding = [relative_error(array, other) for array, other in zip(own_results, nudged, strict=False)]
         if any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
-            self.wide = False
-            self.notes.append(
-                "in float64 the model computes something else: calls were compared with its run in its own types, "
-                "with less precision"
-            )
+            self._compare_in_own_types("in float64 the model computes something else")
 
     def own(self, inputs: Inputs) -> list[Any]:
         """What the model returns in its own types."""
@@ -273,6 +289,9 @@ class Sides:
                 "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
                 "steps compute in the types of the weights"
             )
+
+
+_KEPT = "the model keeps tensors that an earlier run computed in its own types"
 
 
 def _key_of_trace(inputs: Inputs, changed: Mapping[str, torch.Tensor], wide: bool) -> Hashable:

@@ -9,7 +9,9 @@ a subclass overrides them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
@@ -55,6 +57,9 @@ class KeptState:
         self.tensors: dict[torch.Tensor, None] = dict.fromkeys([*model.parameters(), *model.buffers()])
         for module in model.modules():
             self._remember(module, 0)
+        self._caches: list[tuple[Any, int]] = []
+        for space in {id(space): space for module in model.modules() for space in _namespaces(module)}.values():
+            self._remember_namespace(space)
         self._data = [
             (tensor, tensor.data, tensor.requires_grad)
             for tensor in self.tensors
@@ -76,11 +81,23 @@ class KeptState:
         for container, before in self._containers:
             with contextlib.suppress(Exception):  # so may its methods
                 _restore_container(container, before)
+        for cached, misses in self._caches:
+            if cached.cache_info().misses != misses:  # its results may have the types of a run that was not the user's
+                cached.cache_clear()
         for tensor, data, requires_grad in self._data:
             if not _same_memory(tensor, data):
                 tensor.data = data
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
+
+    def _remember_namespace(self, namespace: Mapping[str, Any]) -> None:
+        """Remember what functions of a module or a class keep: containers, and results of ``functools.cache``."""
+        for value in list(namespace.values()):
+            function = getattr(value, "__func__", value) if isinstance(value, staticmethod | classmethod) else value
+            if isinstance(function, functools._lru_cache_wrapper):
+                self._caches.append((function, function.cache_info().misses))
+            elif type(value) in (dict, list, set, deque):
+                self._remember(value, 1)
 
     def _remember(self, value: object, depth: int) -> None:
         if isinstance(value, torch.Tensor):
@@ -114,6 +131,14 @@ class KeptState:
         for part in inside:
             if type(part) not in _LEAVES:
                 self._remember(part, depth + 1)
+
+
+def _namespaces(module: nn.Module) -> Iterator[Mapping[str, Any]]:
+    """The attributes of the classes of a module, and of the Python modules that define them, but for PyTorch's own."""
+    for kind in type(module).__mro__:
+        if kind is not object and not kind.__module__.startswith("torch."):
+            yield kind.__dict__
+            yield vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
 
 
 _LEAVES = frozenset((str, bytes, int, float, complex, bool, type(None)))

@@ -53,3 +53,17 @@ def limits_of_float32() -> Iterator[None]:
 
     with attribute_set(torch, "finfo", finfo), attribute_set(torch, "rms_norm", rms_norm):
         yield
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """The product of groups of rows of a matrix with a matrix each."""
+    if offs is None or a.dim() != 2 or b.dim() != 3:  # matrices of one group, or groups of columns
+        return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
+    ends = offs.tolist()
+    rows = zip([0, *ends], ends, b, strict=False)
+    products = [a[start:end] @ matrix for start, end, matrix in rows]
+    return torch.cat([*products, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+
+
+ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
+"""Operators without a kernel for float64, to the same in other operators."""

@@ -39,6 +39,7 @@ from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
 from modelexport.pytorch.runs.float64_numbers import (
     HALF,
+    ONLY_NARROW,
     as_float,
     as_narrow,
     by_element,
@@ -47,6 +48,7 @@ from modelexport.pytorch.runs.float64_numbers import (
     limits_of_float32,
 )
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
+from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
 from modelexport.weights.bytes_of_entries import Weights
@@ -313,7 +315,7 @@ class _Operations(OperationMode):
         leaves = tree_leaves((args, kwargs))
         if self._wide:
             args, kwargs = self._wide_arguments(func, args, kwargs)
-        run = _ONLY_NARROW.get(func, func)
+        run = ONLY_NARROW.get(func, func)
         output = run(*self.inside(func, args), **kwargs)
         if self._wide and _is_of_integers(args, output):
             output = run(*tree_map(as_float, args), **kwargs)
@@ -358,7 +360,10 @@ class _Operations(OperationMode):
         if isinstance(value, torch.dtype):
             narrower = value in HALF and value is not self._recording.own
             return value if narrower else _WIDE.get(value, value)  # a conversion to a narrower type rounds
-        return self._recording.widened(value)
+        wide = self._recording.widened(value)
+        if wide is not value:  # nothing in this run made it: it was kept, in its own type, from before
+            self._recording.trace.kept_before.append(fingerprint_of(as_array(wide)))
+        return wide
 
     def _half_given(self, func: Any, args: Any) -> torch.dtype | None:
         """The type of numbers that stay narrow, if an operation gives new ones of them."""
@@ -366,19 +371,6 @@ class _Operations(OperationMode):
             return None
         return half_type(tensor_leaves(args))
 
-
-def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """The product of groups of rows of a matrix with a matrix each."""
-    if offs is None or a.dim() != 2 or b.dim() != 3:  # matrices of one group, or groups of columns
-        return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
-    ends = offs.tolist()
-    rows = zip([0, *ends], ends, b, strict=False)
-    products = [a[start:end] @ matrix for start, end, matrix in rows]
-    return torch.cat([*products, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
-
-
-_ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
-"""Operators without a kernel for float64, to the same in other operators."""
 
 _ROUNDED = 2.0**-8
 """How far off a constant may be that is a result rounded to its type."""
