@@ -231,8 +231,8 @@ class _Recording:
         tensors = list(filter(has_elements, tensor_leaves(arguments)))
         for tensor in filter(has_elements, tensor_leaves(output)):
             memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
-            if memory is not None and (memory in self._own_memory or memory in parameters):
-                continue
+            if memory is not None and (memory in self._own_memory or memory in parameters) and 0 not in tensor.stride():
+                continue  # unless it is expanded
             stored = as_stored(tensor)
             if not any(tensor is argument for argument in tensors) or func._schema.is_mutable:
                 self.content(stored).computed[call] = None
