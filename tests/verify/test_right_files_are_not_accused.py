@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -182,7 +183,7 @@ class Queries(nn.Module):
 
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_rows_that_are_expanded_for_a_call_are_of_its_caller(
-    frontend: Literal[dynamo, torchscript], tmp_path: Path
+    frontend: Literal["dynamo", "torchscript"], tmp_path: Path
 ) -> None:
     model, x = Queries().eval(), torch.randn(2, 3)
     modelexport.export(model, (x,), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
