@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -167,37 +166,3 @@ def test_random_sizes_are_small() -> None:
     model = ir.serde.deserialize_model(proto)
     found = make_random_inputs(model, open_session(model))
     assert found["size"].max() <= 8 < found["ids"].max()
-
-
-class Queries(nn.Module):
-    """Learned rows for each of a batch, which a module takes and computes with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows, self.norm, self.project = nn.Parameter(torch.randn(5, 16)), nn.LayerNorm(16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self.rows.expand(x.shape[0], -1, -1)
-        return self.project(rows) + self.norm(rows).mean() + x.mean()
-
-
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
-def test_rows_that_are_expanded_for_a_call_are_of_its_caller(
-    frontend: Literal["dynamo", "torchscript"], tmp_path: Path
-) -> None:
-    model, x = Queries().eval(), torch.randn(2, 3)
-    modelexport.export(model, (x,), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
-    report = modelexport.verify(model, (x,), tmp_path / "x.onnx")
-    assert report.agrees, report
-
-
-@pytest.mark.parametrize("norm", ["ortho", "forward"])
-def test_spectra_along_several_axes_are_not_accused(norm: str, tmp_path: Path) -> None:
-    class Spectrum(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.view_as_real(torch.fft.rfftn(x, dim=(-2, -1), norm=norm))
-
-    x = torch.randn(2, 3, 8, 6)
-    modelexport.export(Spectrum(), (x,), tmp_path / "x.onnx")
-    report = modelexport.verify(Spectrum(), (x,), tmp_path / "x.onnx")
-    assert report.agrees, report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 import pytest
@@ -444,3 +444,37 @@ def test_documents_of_a_fused_file_name_no_output_that_has_no_name(tmp_path: Pat
     fused = load(tmp_path / "fused.onnx")
     assert any(not value.name for node in fused.nodes for value in node.outputs)
     assert verify(model, inputs, tmp_path / "fused.onnx").claims == []
+
+
+class Queries(nn.Module):
+    """Learned rows for each of a batch, which a module takes and computes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.norm, self.project = nn.Parameter(torch.randn(5, 16)), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.rows.expand(x.shape[0], -1, -1)
+        return self.project(rows) + self.norm(rows).mean() + x.mean()
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_rows_that_are_expanded_for_a_call_are_of_its_caller(
+    frontend: Literal["dynamo", "torchscript"], tmp_path: Path
+) -> None:
+    model, x = Queries().eval(), torch.randn(2, 3)
+    export(model, (x,), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
+    report = verify(model, (x,), tmp_path / "x.onnx")
+    assert report.agrees, report
+
+
+@pytest.mark.parametrize("norm", ["ortho", "forward"])
+def test_spectra_along_several_axes_are_not_accused(norm: str, tmp_path: Path) -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(torch.fft.rfftn(x, dim=(-2, -1), norm=norm))
+
+    x = torch.randn(2, 3, 8, 6)
+    export(Spectrum(), (x,), tmp_path / "x.onnx")
+    report = verify(Spectrum(), (x,), tmp_path / "x.onnx")
+    assert report.agrees, report
