@@ -110,6 +110,7 @@ def values(
     data: RunInputs | str | Path | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
+    processor: str | Path | None = None,
     torch_ranges: Mapping[ModuleCall, ValueRange] | None = None,
 ) -> FileValues:
     """Run a file in its own types, and measure what each call computes.
@@ -118,6 +119,7 @@ def values(
         data: The inputs of one run or several, or a file of them; by default those of the reference values, or random
             ones.
         sizes: Names of dynamic axes to sizes, for random inputs.
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         torch_ranges: What PyTorch's modules return, to be shown beside.
 
     Raises:
@@ -135,7 +137,7 @@ def values(
     else:
         if sizes:
             raise UsageError("--size is for random inputs, and --data gives inputs: leave out one of them")
-        runs, source = given_runs(tagged, data, None), str(data) if isinstance(data, str | Path) else "given"
+        runs, source = given_runs(tagged, data, processor), str(data) if isinstance(data, str | Path) else "given"
     found = measure_values(tagged, runs)
     table = value_table(tagged, found)
     if torch_ranges:

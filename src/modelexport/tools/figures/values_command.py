@@ -21,6 +21,9 @@ def values(
     data: Path | None = option(
         None, "Inputs of one run or of several: arrays, texts, or a folder of images.", metavar="X", file="read"
     ),
+    processor: Path | None = option(
+        None, "The folder of the tokenizer or image processor that the inputs need.", metavar="DIR", file="read"
+    ),
     size: Sequence[str] = SIZE,
     model: str | None = option(
         None, "Show the values of the same model in PyTorch beside.", metavar="MODEL", file="model"
@@ -51,7 +54,7 @@ def values(
         with stages("run PyTorch"):
             ranges = ranges_of_calls(loaded.model, example)
     with stages("run"):
-        found = measured_values(file, given, sizes=parsed_sizes(size), torch_ranges=ranges)
+        found = measured_values(file, given, sizes=parsed_sizes(size), processor=processor, torch_ranges=ranges)
     quiet = shown.as_json or shown.as_csv
     show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()])
     if not quiet:
