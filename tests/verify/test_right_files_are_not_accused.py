@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 import modelexport
-from modelexport.exporting.fixed_axes import Tried, _Search
+from modelexport.exporting.fixed_axes import Tried
+from modelexport.exporting.unrecorded_decisions import SizesTried
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tools.compare.against_file import verify_against
@@ -87,41 +88,36 @@ def test_numbers_in_float64_keep_their_digits(tmp_path: Path) -> None:
 SIZES = {"batch": 2, "length": 5, "height": 8, "width": 8}
 
 
-def differs_if(symbols: Collection[str], *, always: bool = False) -> _Search:
-    """A search in a file that differs if all of some symbols have other sizes."""
-    return _Search(lambda changed: Tried("differ" if always or set(symbols) <= set(changed) else "agree", "it differs"))
+def tried_with(differs: Callable[[Mapping[str, int]], bool]) -> SizesTried:
+    """What is found of a file that differs at some sizes."""
+    found = SizesTried(SIZES, lambda sizes: Tried("differ" if differs(sizes) else "agree", "it differs"))
+    found.find([])
+    return found
 
 
-@pytest.mark.parametrize("guilty", [["length"], ["width"]])
-def test_only_the_size_that_does_it_is_fixed(guilty: list[str]) -> None:
-    search = differs_if(guilty)
-    assert search.find_closed(SIZES)
-    assert set(search.closed) == set(guilty)
+@pytest.mark.parametrize("guilty", ["length", "width"])
+def test_only_the_size_that_does_it_is_fixed(guilty: str) -> None:
+    assert set(tried_with(lambda sizes: sizes[guilty] != SIZES[guilty]).fixed) == {guilty}
 
 
-@pytest.mark.parametrize("guilty", [["length", "width"], ["height", "width"]])
-def test_of_several_sizes_that_do_it_together_one_is_fixed(guilty: list[str]) -> None:
-    search = differs_if(guilty)
-    assert search.find_closed(SIZES)
-    assert set(search.closed) == {"width"}
+@pytest.mark.parametrize("guilty", [["batch", "length", "width"], ["length", "height", "width"]])
+def test_of_three_sizes_that_do_it_together_the_last_is_fixed(guilty: list[str]) -> None:
+    assert set(tried_with(lambda sizes: all(sizes[one] != SIZES[one] for one in guilty)).fixed) == {guilty[-1]}
 
 
-def test_sizes_that_a_model_accepts_only_together_are_fixed_together() -> None:
-    def tried(changed: Collection[str]) -> Tried:
-        both = {"height", "width"} & set(changed)
-        return Tried("agree" if not both else "differ" if len(both) > 1 else "not compared")
-
-    search = _Search(tried)
-    assert search.find_closed(SIZES)
-    assert set(search.closed) == {"height", "width"}
+def test_an_order_of_two_sizes_is_a_condition() -> None:
+    found = tried_with(lambda sizes: sizes["batch"] > sizes["length"])
+    assert [condition.formula for condition in found.conditions] == ["batch <= length"]
 
 
 def test_what_differs_with_the_sizes_of_the_example_fixes_none() -> None:
-    assert not differs_if([], always=True).find_closed(SIZES)
+    assert not tried_with(lambda sizes: True).fixed
 
 
 def test_what_cannot_be_compared_fixes_none() -> None:
-    assert not _Search(lambda changed: Tried("not compared")).find_closed(SIZES)
+    found = SizesTried(SIZES, lambda sizes: Tried("not compared"))
+    found.find([])
+    assert not found.fixed
 
 
 # --- files of others --------------------------------------------------------------------------------------------------
