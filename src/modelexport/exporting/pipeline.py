@@ -132,7 +132,7 @@ class _Job:
 
         Args:
             fixed: Axes that have to have the size of the example.
-            ones: Those of them that are one in the example, as :func:`tensors_in` names them, and one in the capture.
+            ones: Those of them that are one in the example, as ``tensors_in`` names them, and one in the capture.
         """
         with self.stages("repeat"):
             captured = self._for_capture(ones)
