@@ -163,6 +163,7 @@ ELSEWHERE = {
     "quantized-checkpoints": "weights/test_packed.py",
     "testing": "test_testing.py",
     "to-torch": "tools/to_torch/test_to_torch.py",
+    "values": "traces/test_value_ranges.py",
 }
 """Pages whose snippets need checkpoints, adapters or pipelines, and the test that runs the same with small ones."""
 

@@ -167,7 +167,8 @@ def test_a_folder_may_have_a_point_in_its_name_or_any_name_with_a_slash(
 
 
 def test_an_option_of_another_command_or_with_a_value_too_many_is_explained(tmp_path: Path) -> None:
-    assert "No such option: --model; `modelexport verify` has it; see" in run("report", "x.onnx", "--model", "m").stderr
+    others = "`modelexport verify` and `modelexport values` have it"
+    assert f"No such option: --model; {others}; see" in run("report", "x.onnx", "--model", "m").stderr
     told = run("export", "m.py:f", "-o", "x.onnx", "--report", "x.html").stderr
     assert "--report takes no value" in told
     assert "OUT.html beside OUT.onnx" in told

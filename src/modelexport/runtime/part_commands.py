@@ -19,12 +19,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import shortened
 from modelexport.errors import RunError
-from modelexport.runtime import part_runner
+from modelexport.runtime import elsewhere_runner, part_runner
 
 READY = "modelexport is ready"
 _START = (
@@ -63,7 +64,7 @@ class CommandProcess:
         self.command = command
         self._said: collections.deque[str] = collections.deque(maxlen=20)
         self._begin()
-        source = _SERVE.format(Path(part_runner.__file__).read_text(encoding="utf-8")).encode()
+        source = _SERVE.format(_sent(part_runner) + _sent(elsewhere_runner)).encode()
         try:
             self._write(b"%d\n" % len(source) + source)
         except RunError:
@@ -160,6 +161,13 @@ class CommandProcess:
             f"`{shlex.join(self.command)}` ended with {ending} before it answered"
             f"{f' ({shortened(said, _WORDS)})' if said else ''}: it has to run Python 3 with numpy and onnxruntime"
         )
+
+
+def _sent(runner: ModuleType) -> str:
+    """The source of a runner without its imports of this package, which is not there."""
+    source = Path(runner.__file__ or "").read_text(encoding="utf-8")
+    here = ("from __future__", "from modelexport")
+    return "".join(line for line in source.splitlines(keepends=True) if not line.startswith(here))
 
 
 def facts_behind(command: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 
 PROVIDER is CPUExecutionProvider if left out; PACKAGE is that of a plug-in. It needs numpy and onnxruntime."""
 
-import base64
 import functools
 import importlib
 import json
@@ -12,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-HERE = Path(globals().get("__file__", ".")).parent  # it has no file where another program sends it
+HERE = Path(globals().get("__file__", ".")).parent
 
 
 @functools.lru_cache(maxsize=1)
@@ -89,39 +87,6 @@ def serve() -> None:
         except Exception as error:
             result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}
         print(json.dumps(result), file=answers, flush=True)
-
-
-def serve_elsewhere() -> None:
-    """As ``serve``, where no folder is shared: a job has the contents of its files, and an answer those it saved."""
-    for line in sys.stdin.buffer:
-        job = json.loads(line)
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for file, content in job["files"].items():
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                (folder / file).write_bytes(base64.b64decode(content))
-            try:
-                result = facts() if "facts" in job else run_part(folder, job["part"], job["device"])
-                result["status"] = "ran"
-                saved = [value["save"] for value in job.get("part", {}).get("outputs", []) if "save" in value]
-                result["saved"] = {file: base64.b64encode((folder / file).read_bytes()).decode() for file in saved}
-            except Exception as error:
-                result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}
-            load.cache_clear()  # a session keeps its file open
-        print(json.dumps(result), flush=True)
-
-
-def facts() -> dict[str, Any]:
-    """What runs here."""
-    cpu = Path("/proc/cpuinfo")
-    flags = cpu.read_text(errors="replace") if cpu.is_file() else ""
-    return {
-        "onnxruntime": ort.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "providers": ort.get_available_providers(),
-        "vnni": "vnni" in flags,
-    }
 
 
 def run_apart(part: Any, device: Any, limit: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelexport.core.declared_options import option
@@ -10,6 +11,19 @@ from modelexport.errors import UsageError
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
 from modelexport.terminal.table_options import SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """What each module computes"""
+
+    with_values: bool = option(
+        False, "Also run FILE node by node, and show the range of what each module computes.", flag="--values"
+    )
+    data: Path | None = option(None, "Inputs for that: arrays, texts, or a folder of images.", metavar="X", file="read")
+    processor: Path | None = option(
+        None, "The folder of the tokenizer or image processor that the inputs need.", metavar="DIR", file="read"
+    )
 
 
 def report(
@@ -23,13 +37,9 @@ def report(
         metavar="OTHER.onnx",
         file="read",
     ),
-    with_values: bool = option(
-        False, "Also run FILE node by node, and show what each module computes.", flag="--values"
-    ),
-    data: Path | None = option(
-        None, "Inputs for that: arrays, texts, or a folder of images.", metavar="X", file="read"
-    ),
     provider: str = DEVICE,
+    *,
+    ranges: Ranges,
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.runtime.devices import find_device
@@ -40,7 +50,7 @@ def report(
         raise UsageError(
             f"ONNX Runtime has no times of nodes on {device}: `modelexport profile --device` cuts calls out"
         )
-    if data is not None and file.is_dir():
+    if ranges.data is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --data with one of its parts")
     if against is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against with one of its parts")
@@ -52,7 +62,8 @@ def report(
             profiled=profiled,
             provider=provider,
             against=against,
-            with_values=with_values,
-            data=data,
+            with_values=ranges.with_values,
+            data=ranges.data,
+            processor=ranges.processor,
         )
     print(output)

@@ -73,6 +73,7 @@ def write_report_page(
     verified: Mapping[str, VerifyReport | None] | None = None,
     with_values: bool = False,
     data: Path | None = None,
+    processor: Path | None = None,
 ) -> None:
     """Write one page with the verification, facts, tree, coverage and cost of a file.
 
@@ -87,6 +88,7 @@ def write_report_page(
 
         with_values: Also run it node by node, and show the values.
         data: The inputs for that; by default those of the reference values, or random ones.
+        processor: The folder of the tokenizer or image processor that they need.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -105,7 +107,7 @@ def write_report_page(
         # A part that takes prompts and single tokens alike is there twice.
         tagged = read_tagged(files.get(name) or files[DECODE])
         known = (verified or {}).get(name if name in files else DECODE)
-        computed = values(tagged, data) if with_values or data is not None else None
+        computed = values(tagged, data, processor=processor) if with_values or data is not None else None
         pages.append(_page(name, table, tagged, times.get(name), against, known, computed))
     write_page(output, *pages)
 

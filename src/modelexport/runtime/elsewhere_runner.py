@@ -1,0 +1,52 @@
+"""What runs behind a command, sent there after :mod:`.part_runner`, whose functions it calls by their names.
+
+Each job is a line of JSON with the contents of its files; each answer is one with those that the job saved.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from modelexport.runtime.part_runner import load, run_part
+
+
+def serve_elsewhere() -> None:
+    """As ``serve``, where no folder is shared: a job has the contents of its files, and an answer those it saved."""
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for file, content in job["files"].items():
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).write_bytes(base64.b64decode(content))
+            try:
+                result = facts() if "facts" in job else run_part(folder, job["part"], job["device"])
+                result["status"] = "ran"
+                saved = [value["save"] for value in job.get("part", {}).get("outputs", []) if "save" in value]
+                result["saved"] = {file: base64.b64encode((folder / file).read_bytes()).decode() for file in saved}
+            except Exception as error:
+                result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}
+            load.cache_clear()  # a session keeps its file open
+        print(json.dumps(result), flush=True)
+
+
+def facts() -> dict[str, Any]:
+    """What runs here."""
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text(errors="replace") if cpu.is_file() else ""
+    return {
+        "onnxruntime": ort.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "providers": ort.get_available_providers(),
+        "vnni": "vnni" in flags,
+    }
