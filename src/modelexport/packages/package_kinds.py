@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import nn
 
 from modelexport.core.text import first_few, suggest
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import InputsError, ToolWarning, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import PackageOptions
 from modelexport.files.named_models import named_folder
@@ -202,13 +203,25 @@ class PackageKind:
 @functools.cache
 def package_kinds() -> tuple[PackageKind, ...]:
     """The kinds of all installed tools, and at last that of models exported whole."""
-    return (*(_imported(place) for place in kinds_of_tools()), PackageKind())
+    kinds = (_imported(place) for place in kinds_of_tools())
+    return (*(kind for kind in kinds if kind is not None), PackageKind())
 
 
-def _imported(place: str) -> PackageKind:
+def _imported(place: str) -> PackageKind | None:
+    """The kind at a place; ``None``, with a warning, if the code of another package cannot give it."""
     module, _, name = place.partition(":")
-    kind: PackageKind = getattr(importlib.import_module(module), name)
-    return kind
+    if module.startswith("modelexport."):
+        ours: PackageKind = getattr(importlib.import_module(module), name)
+        return ours
+    try:
+        kind = getattr(importlib.import_module(module), name)
+        problem = "" if isinstance(kind, PackageKind) else f"it is a {type(kind).__name__}"
+    except Exception as error:  # code of another package, which must not end our commands
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        warnings.warn(f"the kind of packages {place} cannot be used: {problem}", ToolWarning, stacklevel=2)
+        return None
+    return cast(PackageKind, kind)
 
 
 def as_module(model: Any) -> Any:

@@ -43,8 +43,8 @@ def state_of(
 ) -> dict[str, str]:
     """The outputs of a part that it takes again, and the inputs that take them.
 
-    An output belongs to the input of its name; of those that are left, to the input of its type that has most of its
-    sizes.
+    An output belongs to the input of its name. If no output has one, each belongs to the input of its type that has
+    most of its sizes.
 
     Args:
         asked: The pairs that are known, or whether there are any.
@@ -53,11 +53,11 @@ def state_of(
     if not asked:
         return {}
     pairs = dict(asked) if isinstance(asked, Mapping) else {}
-    names = [value.name for value in inputs]
+    names = {_plain(value.name): value.name for value in inputs}
     for output in outputs:
-        if (name := output.name.removeprefix(NEXT)) in names and output.name.startswith(NEXT):
+        if output.name.startswith(NEXT) and (name := names.get(_plain(output.name.removeprefix(NEXT)))) is not None:
             pairs.setdefault(output.name, name)
-    if isinstance(asked, Mapping):
+    if pairs:
         return pairs
     free = [value for value in inputs if value.name not in {*pairs.values(), *elsewhere}]
     left = [value for value in outputs if value.name not in {*pairs, *elsewhere}]
@@ -66,6 +66,11 @@ def state_of(
         if out.name not in pairs and taken.name not in pairs.values():
             pairs[out.name] = taken.name
     return pairs
+
+
+def _plain(name: str) -> str:
+    """A name as exporters write it: ``cache.0`` is ``cache_0``."""
+    return name.replace(".", "_")
 
 
 def _may_be(first: Value, second: Value) -> bool:
@@ -114,7 +119,8 @@ def compare_steps(part: ModelPart, state: Mapping[str, str], file: Path) -> Iter
                 break  # the model takes no such length
             results = run_session(session, feeds)
             yield PartRun(part=part.name, step=step, sequence=name, outputs=_compared(right, results))
-            new = {state[output]: right[output] for output in state if output in right}
+            computed = {_plain(name): tensor for name, tensor in right.items()}
+            new = {_plain(state[output]): computed[_plain(output)] for output in state if _plain(output) in computed}
             inputs = _next_inputs(first, new, step)
             feeds = under_names(inputs, names) | {state[output]: results[output] for output in state}
 
@@ -127,10 +133,10 @@ def _right(part: ModelPart, inputs: Any) -> dict[str, torch.Tensor]:
 
 def _compared(right: Mapping[str, torch.Tensor], actual: Mapping[str, np.ndarray]) -> list[Difference]:
     """The outputs of both; integers are equal, other numbers as far apart as the rounding of a chain allows."""
-    plain = {name.replace(".", "_"): array for name, array in actual.items()}
+    plain = {_plain(name): array for name, array in actual.items()}
     differences = []
     for name, tensor in right.items():
-        array = plain.get(name.replace(".", "_"))
+        array = plain.get(_plain(name))
         if array is None:
             differences.append(Difference(name=name, status="not compared", reason="the file does not return it"))
             continue
@@ -142,7 +148,7 @@ def _next_inputs(first: Any, state: Mapping[str, torch.Tensor], step: int) -> An
     """The inputs of the next step: the new state, and the example's other inputs, every second time backwards."""
     changed: dict[int, Any] = {}
     for name, tensor in tensors_in(first):
-        new = state.get(name)
+        new = state.get(_plain(name))
         if new is None:
             new = tensor.flip(-1) if step % 2 == 0 and tensor.ndim > 1 else tensor.clone()
         changed[id(tensor)] = new

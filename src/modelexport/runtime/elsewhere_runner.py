@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from modelexport.runtime.part_runner import load, run_part
 
 def serve_elsewhere() -> None:
     """As ``serve``, where no folder is shared: a job has the contents of its files, and an answer those it saved."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
     for line in sys.stdin.buffer:
         job = json.loads(line)
         with tempfile.TemporaryDirectory() as name:
@@ -36,7 +39,7 @@ def serve_elsewhere() -> None:
             except Exception as error:
                 result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}
             load.cache_clear()  # a session keeps its file open
-        print(json.dumps(result), flush=True)
+        print(json.dumps(result), file=answers, flush=True)
 
 
 def facts() -> dict[str, Any]:

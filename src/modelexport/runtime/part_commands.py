@@ -13,6 +13,7 @@ import json
 import os
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,7 +79,12 @@ class CommandProcess:
             words = [*self.command, python, "-i", "-u"]
             try:
                 process = subprocess.Popen(
-                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    bufsize=0,
+                    start_new_session=True,
                 )
             except OSError as error:
                 errors.close()
@@ -114,7 +120,8 @@ class CommandProcess:
 
     def end(self) -> None:
         """End the process, and everything that the command started here."""
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -70,7 +70,8 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
         ``None`` for fewer than six values.
     """
     ordered, outside, skipped = sorted(values), 0, 0
-    while 2 * (outside + comb(len(ordered), skipped)) <= (1 - CONFIDENCE) * 2 ** len(ordered):
+    rare = round(1 / (1 - CONFIDENCE))  # integers: a float does not hold 2 ** 1024
+    while 2 * rare * (outside + comb(len(ordered), skipped)) <= 2 ** len(ordered):
         outside += comb(len(ordered), skipped)
         skipped += 1
     return (ordered[skipped - 1], ordered[-skipped]) if skipped else None

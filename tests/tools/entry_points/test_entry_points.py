@@ -334,3 +334,28 @@ def test_a_wrong_command_is_one_line(name: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+class Cached(nn.Module):
+    """A step whose cache is nested."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(nn.GRUCell(4, 4) for _ in range(count))
+
+    def step(self, x: torch.Tensor, cache: list[torch.Tensor]) -> dict[str, Any]:
+        new = []
+        for cell, state in zip(self.cells, cache, strict=True):
+            x = cell(x, state)
+            new.append(x)
+        return {"y": x, "cache": new}
+
+
+@pytest.mark.parametrize("count", [2, 11])
+def test_a_nested_state_is_paired_by_its_names(count: int, tmp_path: Path) -> None:
+    model = Cached(count).eval()
+    inputs = {"x": torch.rand(2, 4), "cache": [torch.zeros(2, 4) for _ in range(count)]}
+    part = Part(method="step", inputs=inputs, state=True)
+    result = modelexport.export_package(model, tmp_path / "p", parts={"step": part})
+    assert len(result.manifest.parts[0].state) == count
+    assert modelexport.verify(model, None, tmp_path / "p").agrees

@@ -182,7 +182,8 @@ def _as_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     inside = {key: _as_lists(each) for key, each in value.items()}
-    return list(inside.values()) if [*inside] == [str(index) for index in range(len(inside))] else inside
+    places = [str(index) for index in range(len(inside))]
+    return [inside[place] for place in places] if inside and set(inside) == set(places) else inside
 
 
 def _described(part: Part, inputs: Any) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -219,10 +220,21 @@ def _origin_document(origin: Origin) -> dict[str, Any]:
         "value": origin.value,
         "place": list(origin.place),
         "takes": [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "element": t.element, **_range_document(t.range)}
+            {
+                "name": t.name,
+                "dtype": t.dtype,
+                "shape": list(t.shape),
+                "element": _finite(t.element),
+                **_range_document(t.range),
+            }
             for t in origin.takes
         ],
     }
+
+
+def _finite(element: Any) -> Any:
+    """A number as JSON has it: what is infinite or not a number is a text."""
+    return element if not isinstance(element, float) or math.isfinite(element) else str(element)
 
 
 def _range_document(numbers: ValueRange) -> dict[str, Any]:
