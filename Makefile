@@ -33,7 +33,7 @@ check: .venv/installed-for-tests
 	$(BIN)/lint-imports
 
 test-slow: .venv/installed-for-tests
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m slow
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m slow -o faulthandler_timeout=1800
 
 # Other processors: PyTorch's plainest kernels, and files with 8-bit integers on an emulated one without VNNI.
 test-processors: .venv/installed-for-tests
