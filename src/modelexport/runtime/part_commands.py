@@ -47,6 +47,8 @@ _PYTHONS = (sys.executable, "python3")
 """An emulator runs this Python, by its path; another machine or a container has its own."""
 _SECONDS = 60.0
 """How long the other Python may take to begin."""
+_LAST_SECONDS = 5.0
+"""How long a command may run after it closed its output or its input."""
 _WORDS = 300
 """Characters of a command's last words that a message shows."""
 
@@ -65,15 +67,9 @@ class CommandProcess:
         self.command = command
         self._said: collections.deque[str] = collections.deque(maxlen=20)
         self._begin()
-        source = _SERVE.format(_sent(part_runner) + _sent(elsewhere_runner)).encode()
-        try:
-            self._write(b"%d\n" % len(source) + source)
-        except RunError:
-            self.end()
-            raise
 
     def _begin(self) -> None:
-        problem = ""
+        source, problem = _SERVE.format(_sent(part_runner) + _sent(elsewhere_runner)).encode(), ""
         for python in _PYTHONS:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             words = [*self.command, python, "-i", "-u"]
@@ -93,9 +89,12 @@ class CommandProcess:
                     "which words name a program to run"
                 ) from error
             self._process, self._errors = process, errors
+            assert process.stdin is not None
+            os.set_blocking(process.stdin.fileno(), False)
             try:
-                self._write(_START.encode())
+                self._write(_START.encode(), _SECONDS)
                 self._line(_SECONDS, until=READY)
+                self._write(b"%d\n" % len(source) + source, _SECONDS)
             except RunError as error:
                 problem = problem or str(error)
                 self.end()
@@ -111,10 +110,10 @@ class CommandProcess:
 
         Raises:
             RunError: The process ends.
-            TimeoutError: It does not answer in time.
+            TimeoutError: It does not answer in time, or takes no input for as long.
         """
         sent = {name: base64.b64encode(content).decode() for name, content in files.items()}
-        self._write(json.dumps(job | {"files": sent}).encode() + b"\n")
+        self._write(json.dumps(job | {"files": sent}).encode() + b"\n", limit)
         answer: dict[str, Any] = json.loads(self._line(limit))
         return answer
 
@@ -128,17 +127,21 @@ class CommandProcess:
                     stream.close()
         self._process.wait()
 
-    def _write(self, content: bytes) -> None:
-        assert self._process.stdin is not None
+    def _write(self, content: bytes, limit: float) -> None:
+        """Send bytes, as fast as the command takes them; it may stop for ``limit`` seconds."""
+        pipe, rest = self._process.stdin, memoryview(content)
+        assert pipe is not None
         try:
-            self._process.stdin.write(content)
-            self._process.stdin.flush()
+            while rest:
+                if not select.select([], [pipe], [], limit)[1]:
+                    raise TimeoutError(f"no input taken for {limit:g} s")
+                rest = rest[os.write(pipe.fileno(), rest) :]
         except BrokenPipeError:
             raise self._ended() from None
 
     def _line(self, limit: float, until: str = "") -> str:
         """The next line that the process prints, or the first that has a text."""
-        output, begun, buffered = self._process.stdout, time.monotonic(), b""
+        output, begun, buffered = self._process.stdout, time.monotonic(), bytearray()
         assert output is not None
         while True:
             left = begun + limit - time.monotonic()
@@ -158,7 +161,11 @@ class CommandProcess:
                 raise self._ended()
 
     def _ended(self) -> RunError:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_LAST_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its output or its input, and goes on
+            os.killpg(self._process.pid, signal.SIGKILL)
+            code = self._process.wait()
         self._errors.seek(0)
         words = [*self._said, *self._errors.read().decode(errors="replace").splitlines()]
         said = " ".join(word for word in (line.strip(" >") for line in words) if word)

@@ -80,6 +80,24 @@ def test_a_command_that_does_not_answer_ends_after_a_while(monkeypatch: pytest.M
     assert time.monotonic() - began < 20
 
 
+def _after_the_start(then: str) -> str:
+    """A command whose Python tells that it is ready, and then does something else."""
+    return f"cpu through sh -c 'echo {part_commands.READY}; {then}' sh"
+
+
+def test_a_command_that_takes_no_input_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_commands, "_SECONDS", 0.5)
+    monkeypatch.setattr(part_commands, "_SERVE", part_commands._SERVE + "#" * (1 << 20))
+    with pytest.raises(RunError, match=r"does not begin \(no input taken for 0.5 s\)"):
+        find_device(_after_the_start("sleep 60"))
+
+
+def test_a_command_that_closes_its_output_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_commands, "_LAST_SECONDS", 0.5)
+    with pytest.raises(RunError, match="ended with signal 9 before it answered"):
+        find_device(_after_the_start("exec >&- sleep 60"))
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"has no device cuda; .*it has cpu"):
         find_device("cuda through env B=1")
