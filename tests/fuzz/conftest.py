@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from corpus import make_checkpoint, make_corpus
-from exports import Shared
+
+if TYPE_CHECKING:
+    from exports import Shared  # a plugin, whose assertions pytest could not rewrite if it were imported here
 
 
 @pytest.fixture(scope="session")
