@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +22,8 @@ from modelexport.errors import ModelExportError
 from modelexport.tagged.documents.reader import load_dag, load_operations
 
 NAME = "out"
+OUTSIDE = 99
+"""The status of a child that something else ended."""
 OUTPUT = f"{NAME}.onnx"
 Files = dict[str, bytes]
 
@@ -112,14 +115,32 @@ def killed_after(seconds: float) -> Iterator[None]:
     timer.cancel()
 
 
-def is_killed(command: list[str], killing: contextlib.AbstractContextManager[None]) -> bool:
-    """Run a command in a process of its own; returns whether it was killed before it ended."""
+def in_child(work: Callable[[], int]) -> int:
+    """Run in a separate process that may be killed; returns its status from ``os.waitpid``.
+
+    A session of ONNX Runtime waits for its threads when it is deleted, which a forked process does not have: sessions
+    that nobody holds are deleted before, and all others are not looked at there.
+    """
+    gc.collect()
     child = os.fork()
     if child == 0:
+        gc.freeze()
+        try:
+            os._exit(work())
+        finally:
+            os._exit(OUTSIDE)
+    return os.waitpid(child, 0)[1]
+
+
+def is_killed(command: list[str], killing: contextlib.AbstractContextManager[None]) -> bool:
+    """Run a command in a process of its own; returns whether it was killed before it ended."""
+
+    def work() -> int:
         with killing:
             run(*command)
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        return 0
+
+    return os.WIFSIGNALED(in_child(work))
 
 
 def restored(kept: Path, place: Path) -> None:

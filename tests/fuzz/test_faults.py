@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import resource
 import shutil
@@ -24,9 +23,11 @@ from transformers import BertConfig, BertModel
 
 from corpus import copied, seeded
 from kills import (
+    OUTSIDE,
     READERS,
     accepting,
     files_of_set,
+    in_child,
     is_killed,
     kill,
     killed_after,
@@ -168,23 +169,6 @@ def check_package(folder: Path, before: Files, after: Files, now: Files) -> None
     mine = {name: content for name, content in now.items() if name.startswith(f"{PACKAGE}/")}
     wholes = [{name: whole[name] for name in whole if name.startswith(f"{PACKAGE}/")} for whole in (before, after)]
     assert mine in wholes, f"a mixed package was accepted: {sorted(mine)}"
-
-
-def in_child(work: Callable[[], int]) -> int:
-    """Run in a separate process that may be killed; returns its status from ``os.waitpid``.
-
-    A session of ONNX Runtime waits for its threads when it is deleted, which a forked process does not have: sessions
-    that nobody holds are deleted before, and all others are not looked at there.
-    """
-    gc.collect()
-    child = os.fork()
-    if child == 0:
-        gc.freeze()
-        try:
-            os._exit(work())
-        finally:
-            os._exit(OUTSIDE)
-    return os.waitpid(child, 0)[1]
 
 
 def counting(name: str, at: int, then: Callable[[], Any]) -> Any:
@@ -468,7 +452,6 @@ def at_a_random_moment(writer: str, seed: int, place: Path, after: Files, second
     assert files(place) == after
 
 
-OUTSIDE = 99
 LINE = "modelexport: interrupted; nothing was written"
 
 

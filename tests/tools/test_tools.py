@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import pkgutil
 import subprocess
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -43,48 +45,59 @@ def hidden_with(name: str) -> set[str]:
     return {name, *(tool.name for tool in tools.TOOLS if name in tool.needs)}
 
 
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[Executor]:
+    """A process that is started, not forked: a forked one has the runtime's sessions without their threads."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        yield process
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [tool.name for tool in tools.TOOLS])
-def test_everything_else_imports_and_runs_without_a_tool(name: str, exported: Exporter) -> None:
-    path, hidden = exported("bert").path, hidden_with(name)
+def test_everything_else_imports_and_runs_without_a_tool(
+    name: str, exported: Exporter, other_process: Executor
+) -> None:
+    other_process.submit(check_without, hidden_with(name), str(exported("bert").path)).result()
+
+
+def check_without(hidden: set[str], path: str) -> None:
+    """Check that the help and the commands are right without some tools; changes what the process has imported.
+
+    Raises:
+        AssertionError: They are not.
+    """
     gone = [command for tool in tools.TOOLS if tool.name in hidden for command in tool.commands]
     kept = [command for tool in tools.TOOLS if tool.name not in hidden for command in tool.commands]
-    child = os.fork()
-    if child == 0:  # in a process of its own, with what is imported already but for this package
-        status = 1
-        try:
-            _import_without(hidden)
-            from modelexport.cli import command_list
+    with without(hidden):
+        from modelexport.cli import command_list
 
-            page = command_list.overview()
-            listed = {line.split()[0] for line in page.splitlines() if line.startswith("  ") and len(line) > 20}
-            assert not listed & set(gone), listed & set(gone)
-            assert listed >= set(kept), set(kept) - listed
-            assert _runs("tree", str(path)) == 0
-            assert not gone or _runs(gone[0], str(path)) == 2
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        page = command_list.overview()
+        listed = {line.split()[0] for line in page.splitlines() if line.startswith("  ") and len(line) > 20}
+        assert not listed & set(gone), listed & set(gone)
+        assert listed >= set(kept), set(kept) - listed
+        assert _runs("tree", path) == 0
+        assert not gone or _runs(gone[0], path) == 2
 
 
-def _import_without(hidden: set[str]) -> None:
+@contextmanager
+def without(hidden: set[str]) -> Iterator[None]:
     """Import all modules of this package again, as if tools were not installed."""
     for module in [name for name in sys.modules if name.split(".")[0] == "modelexport"]:
         del sys.modules[module]
-    sys.meta_path.insert(0, Hidden(*hidden))
     is_file = Path.is_file
     away = {Path(tools.__file__).parent / name / "__init__.py" for name in hidden}
-    mock.patch.object(Path, "is_file", lambda path: path not in away and is_file(path)).start()
-    import modelexport
+    with (
+        mock.patch.object(sys, "meta_path", [Hidden(*hidden), *sys.meta_path]),
+        mock.patch.object(Path, "is_file", lambda path: path not in away and is_file(path)),
+    ):
+        import modelexport
 
-    for module in pkgutil.walk_packages(modelexport.__path__, "modelexport.", onerror=lambda name: None):
-        if module.name.split(".")[1] != "__main__" and not any(
-            f"{module.name}.".startswith(f"modelexport.tools.{name}.") for name in hidden
-        ):
-            importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(modelexport.__path__, "modelexport.", onerror=lambda name: None):
+            if module.name.split(".")[1] != "__main__" and not any(
+                f"{module.name}.".startswith(f"modelexport.tools.{name}.") for name in hidden
+            ):
+                importlib.import_module(module.name)
+        yield
 
 
 def _runs(*arguments: str) -> int:
