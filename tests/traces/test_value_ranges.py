@@ -139,6 +139,58 @@ def test_a_mask_that_hides_some_is_finite(tmp_path: Path) -> None:
     assert found.first is None
 
 
+BODIES = {
+    "an untaken branch": """<ir_version: 9, opset_import: ["" : 18]> m (float[3] x) => (float[3] y) {
+        never = Constant <value = bool {0}> ()
+        inside = If (never) <then_branch = g () => (float[3] t) { z = Sub (x, x)  t = Log (z) },
+                             else_branch = h () => (float[3] e) { e = Neg (x) }>
+        w = Sub (inside, inside)
+        y = Log (w)
+    }""",
+    "a loop": """<ir_version: 9, opset_import: ["" : 18]> m (float[3] x) => (float[3] y)
+        <int64 n = {2}, bool on = {1}> {
+        z = Sub (x, x)
+        o = Log (z)
+        r = Sqrt (x)
+        w = Log (r)
+        p, q = Loop (n, on, o, w) <body = b (int64 i, bool c, float[3] a, float[3] s) =>
+                                   (bool d, float[3] f, float[3] g) { d = Identity (c)  f = Neg (a)  g = Abs (s) }>
+        y = Neg (q)
+    }""",
+    "a weight into a scan": """<ir_version: 9, opset_import: ["" : 18]> m (float[3] x) => (float y)
+        <float low = {-inf}> {
+        z = Sub (x, x)
+        o = Log (z)
+        y, k = Scan (low, x) <num_scan_inputs = 1, body = b (float a, float s) => (float f, float g)
+                              { f = Min (a, s)  g = Identity (s) }>
+    }""",
+    "an input into a function": """<ir_version: 9, opset_import: ["" : 18, "own" : 1]> m (float[3] x) => (float[3] y) {
+        z = Sub (x, x)
+        o = Log (z)
+        y = own.F (x)
+    }
+    <domain: "own", opset_import: ["" : 18]> F (a) => (b) { b = Neg (a) }""",
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "first"),
+    [
+        ("an untaken branch", 1.0, ("node", "y")),
+        ("a loop", -1.0, ("node", "r")),
+        ("a weight into a scan", 1.0, ("weight", "low")),
+        ("an input into a function", np.inf, ("input", "x")),
+    ],
+)
+def test_what_comes_into_bodies_and_branches_is_traced_to_what_made_it(
+    body: str, x: float, first: tuple[str, str], tmp_path: Path
+) -> None:
+    onnx.save(onnx.parser.parse_model(BODIES[body]), tmp_path / "m.onnx")
+    found = measured(tmp_path / "m.onnx", {"x": np.full(3, x, np.float32)})
+    assert found.first is not None
+    assert (found.first.kind, found.first.value or found.first.name) == first
+
+
 def test_the_largest_number_of_bfloat16_is_that_of_its_type() -> None:
     assert float(ml_dtypes.finfo(ml_dtypes.bfloat16).max) == BFLOAT16
 

@@ -29,6 +29,7 @@ from modelexport.core.text import first_few, percent_text
 from modelexport.files.map_types import model_of
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.copies import copy_of
+from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nodes_of
 from modelexport.graph.unique_names import free_name, names_in
@@ -65,6 +66,10 @@ _FUSED = ("MatMul", "Gemm", "Conv")
 
 _PASSED = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Identity", "Dropout")
 """Operators that ONNX Runtime moves what dequantizes a value past."""
+
+
+_Stored = tuple[ir.Value, str, tuple[int, ...]]
+"""A value, what is added to its name, and the shape of what is stored."""
 
 
 class _Product(NamedTuple):
@@ -155,9 +160,12 @@ def make_unsigned(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> 
     Args:
         nodes: Only those of these nodes.
     """
-    made, taken = dict[tuple[ir.Value, str], ir.Value](), names_in(model)
-    for node in saturating(nodes_of(model.graph) if nodes is None else nodes):
-        for product in _products(node):  # all of them: an LSTM takes weights of one type
+    made, taken = dict[_Stored, ir.Value](), names_in(model)
+    products = [p for node in saturating(nodes_of(model.graph) if nodes is None else nodes) for p in _products(node)]
+    if any(_input(product.holder, product.zero) is None and _zeros_of(product.holder) is None for product in products):
+        infer_shapes(model)
+    for product in products:  # all of a node: an LSTM takes weights of one type
+        if _input(product.holder, product.zero) is not None or _zeros_of(product.holder) is not None:
             _shift(model.graph, product, made, taken)
     return bool(made)
 
@@ -285,9 +293,7 @@ def _is_fused(node: ir.Node) -> bool:
     return node.op_type != "Conv" and (bias is None or _dequantizer(bias) is not None)
 
 
-def _shift(
-    graph: ir.Graph, product: _Product, made: dict[tuple[ir.Value, str], ir.Value], taken: set[str | None]
-) -> None:
+def _shift(graph: ir.Graph, product: _Product, made: dict[_Stored, ir.Value], taken: set[str | None]) -> None:
     """Let a node take a uint8 weight and its zero point instead of an int8 weight."""
     holder, weight = product.holder, product.holder.inputs[product.weight]
     assert weight is not None
@@ -296,7 +302,7 @@ def _shift(
         codes = _zeros_of(holder) if before is None else _codes(before)
         if codes is None or codes.dtype != np.int8:
             continue  # another product of this node has it
-        key = (weight, "zero.") if before is None else (before, "")
+        key = (weight, "zero.", codes.shape) if before is None else (before, "", codes.shape)
         if key not in made:
             name = free_name(f"{key[0].name}.{key[1]}uint8", taken)
             made[key] = value = ir.val(name, const_value=ir.tensor(_unsigned(codes), name=name))
@@ -308,9 +314,13 @@ def _shift(
 
 
 def _zeros_of(holder: ir.Node) -> Any:
-    """The zero points of a node that takes none."""
-    scale = _tensor(holder.inputs[1]) if holder.op_type == "DequantizeLinear" else None
-    return np.zeros(scale.shape.numpy() if scale is not None else (), np.int8)
+    """The zero points of a node that takes none: those of a scale have its shape; ``None`` if it is not known."""
+    scale = holder.inputs[1] if holder.op_type == "DequantizeLinear" else None
+    if scale is None:
+        return np.zeros((), np.int8)
+    shape = tensor.shape if (tensor := _tensor(scale)) is not None else scale.shape
+    sizes = list(shape) if shape is not None else [None]
+    return np.zeros(sizes, np.int8) if all(isinstance(size, int) for size in sizes) else None
 
 
 def _drop(unused: ir.Value | None, instead: ir.Value) -> None:

@@ -52,6 +52,7 @@ class FileRun:
         in_float64_for: The type of the model, if all of its floating-point numbers become float64 and a conversion to a
             narrower type rounds; ``None`` for a run in its own types.
         kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
+        other_branches: Run the branches that are not taken, too, where they run, so that their calls are compared.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class FileRun:
         in_float64_for: str | None,
         kernels: Mapping[str, Any] | None = None,
         nudged: bool = False,
+        other_branches: bool = True,
     ) -> None:
+        self.other_branches = other_branches
         fill_types(model)  # a result in half precision is rounded, whether the file declares its type or not
         self._model, self._in_float64_for, self._given_kernels = model, in_float64_for, kernels or {}
         self.is_wide = in_float64_for is not None
@@ -288,8 +291,9 @@ class _Run:
     def _if(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
         names = ("then_branch", "else_branch") if bool(np.asarray(inputs[0]).item()) else ("else_branch", "then_branch")
         taken, other = (node.attributes[name].as_graph() for name in names)
-        with suppress(NodeError, UsageError):  # calls in the branch that is not taken are compared, too, if it runs
-            self._body(other, ())
+        with suppress(NodeError, UsageError):
+            if self._of.other_branches:
+                self._body(other, ())
         return self._body(taken, ())
 
     def _loop(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
@@ -324,7 +328,7 @@ class _Run:
         moved = [array[::-1] if turned else array for array, turned in zip(moved, back, strict=True)]
         scanned: list[list[Any]] = [[] for _ in range(scanned_count)]
         for step in range(len(moved[0])):
-            results = self._body(body, [*states, *(array[step] for array in moved)])
+            results = self._body(body, [*states, *(array[step, ...] for array in moved)])
             states = results[: len(states)]
             for kept, array in zip(scanned, results[len(states) :], strict=True):
                 kept.append(array)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -145,7 +146,7 @@ def measure_values(tagged: TaggedFile, runs: Iterable[Mapping[str, Any]]) -> Val
         UsageError: An input is missing.
     """
     fill_types(tagged.model)  # results are rounded to their types
-    run = FileRun(tagged.model, in_float64_for=None)
+    run = FileRun(tagged.model, in_float64_for=None, other_branches=False)
     ranges: dict[ir.Value, ValueRange] = {}
     first: Origin | None = None
     inside: dict[tuple[str, str], Origin] = {}
@@ -155,8 +156,10 @@ def measure_values(tagged: TaggedFile, runs: Iterable[Mapping[str, Any]]) -> Val
             watcher = _Watcher(run, ranges, count)
             for value in run.inputs:
                 if value.name in inputs:
-                    watcher.count(value, np.asarray(inputs[value.name or ""]))
-            run.run(inputs, watcher)
+                    array = np.asarray(inputs[value.name or ""])
+                    watcher.count(value, array)
+                    watcher.given(value, array)
+            run.run(inputs, watcher, change=watcher.given)
             reached = {watcher.bad[value] for value in tagged.model.graph.outputs if value in watcher.bad}
             for origin in sorted(watcher.origins, key=lambda each: each.order):
                 if origin in reached:
@@ -179,11 +182,25 @@ class _Watcher:
         self.bad: dict[ir.Value, Origin] = {}
         """Values with NaN or infinities to what made these."""
         self._has_nan: set[ir.Value] = set()
+        self._memory = WeakValueDictionary[int, Any]()
+        self._sources: dict[int, ir.Value | Origin] = {}
+        """Where NaN or infinities in an array come from, by the identity of the array that owns its memory."""
         self.origins: dict[Origin, None] = {}
 
     def count(self, value: ir.Value, array: Any) -> None:
         if _is_float(array):
             self._ranges.setdefault(value, ValueRange()).add(array, self._number)
+
+    def given(self, value: ir.Value, array: Any) -> Any:
+        """Note an input or a constant that has NaN or infinities: the body of a loop knows it by another name."""
+        if _is_float(array) and not np.isfinite(array).all():
+            self._note(array, value)
+        return array
+
+    def _note(self, array: Any, source: ir.Value | Origin) -> None:
+        owner = _owner_of_memory(array)
+        if self._memory.get(id(owner)) is not owner:
+            self._memory[id(owner)], self._sources[id(owner)] = owner, source
 
     def __call__(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
         self._order += 1
@@ -195,12 +212,16 @@ class _Watcher:
                 has_nan = bool(np.isnan(array).any())
                 self.bad[value] = origin = self._origin(node, inputs, value, array, has_nan)
                 self.origins[origin] = None
+                self._note(array, origin)
                 if has_nan:
                     self._has_nan.add(value)
         return array
 
     def _origin(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any, has_nan: bool) -> Origin:
         """The origin of what a node gives: NaN come from NaN, or from infinities that another node made."""
+        inside = [each for each in _values_inside(node, inputs, value) if each in self.bad]
+        if inside:
+            return self.bad[inside[0]]
         nan, infinite = self._taken(node, inputs)
         made = [origin for origin in infinite if origin.kind == "node"]
         before = (nan or made) if has_nan else (nan + infinite)
@@ -230,18 +251,19 @@ class _Watcher:
                 continue
             has_nan = bool(np.isnan(array).any())
             (nan if has_nan else infinite).append(self._origin_of(node, value, array, has_nan))
-        for graph in nested_graphs(node):
-            for value in graph.outputs:
-                if value in self.bad:
-                    (nan if value in self._has_nan else infinite).append(self.bad[value])
         return nan, infinite
 
     def _origin_of(self, node: ir.Node, value: ir.Value, array: Any, has_nan: bool) -> Origin:
         if value in self.bad:
             return self.bad[value]
+        if value.producer() is None and not value.is_initializer() and value not in self._run.inputs:
+            owner = _owner_of_memory(array)  # an input of the body of a loop or a function
+            source = self._sources.get(id(owner)) if self._memory.get(id(owner)) is owner else None
+            if isinstance(source, ir.Value):
+                return self._origin_of(node, source, array, has_nan)
+            if source is not None or self.origins:
+                return source or next(iter(self.origins))
         is_weight = value.is_initializer() or value.producer() is not None
-        if not is_weight and value not in self._run.inputs and self.origins:  # an input of the body of a loop
-            return next(iter(self.origins))
         kind: Literal["input", "weight"] = "weight" if is_weight else "input"
         what: Literal["NaN", "infinity"] = "NaN" if has_nan else "infinity"
         taken = (_described(value, array, None),)
@@ -268,6 +290,21 @@ class _Watcher:
         if again.size != 1 or np.isnan(again.item()) != np.isnan(array[index]) or np.isfinite(again.item()):
             return {}
         return {value: float(one.item()) for value, one in zip(node.inputs, single, strict=False) if one is not None}
+
+
+def _owner_of_memory(array: Any) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _values_inside(node: ir.Node, inputs: Sequence[Any], value: ir.Value) -> Iterable[ir.Value]:
+    """What a node with nested graphs gives as one of its outputs: that of the branch that ran, or of the body."""
+    place = node.outputs.index(value) + (node.op_type == "Loop")  # the first output of its body is whether it goes on
+    taken = "then_branch" if node.op_type != "If" or np.asarray(inputs[0]).item() else "else_branch"
+    for graph in nested_graphs(node):
+        if node.op_type != "If" or graph is node.attributes[taken].as_graph():
+            yield graph.outputs[place]
 
 
 def _described(value: ir.Value, array: Any, element: float | None) -> TakenValue:

@@ -337,14 +337,15 @@ def test_a_wrong_command_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 class Cached(nn.Module):
-    """A step whose cache is nested."""
+    """A step whose cache is nested, and which takes a number beside a tensor."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.cells = nn.ModuleList(nn.GRUCell(4, 4) for _ in range(count))
 
-    def step(self, x: torch.Tensor, cache: list[torch.Tensor]) -> dict[str, Any]:
+    def step(self, x: torch.Tensor, cache: list[torch.Tensor], scale: list[Any]) -> dict[str, Any]:
         new = []
+        x = x * scale[0] * scale[1]
         for cell, state in zip(self.cells, cache, strict=True):
             x = cell(x, state)
             new.append(x)
@@ -354,7 +355,7 @@ class Cached(nn.Module):
 @pytest.mark.parametrize("count", [2, 11])
 def test_a_nested_state_is_paired_by_its_names(count: int, tmp_path: Path) -> None:
     model = Cached(count).eval()
-    inputs = {"x": torch.rand(2, 4), "cache": [torch.zeros(2, 4) for _ in range(count)]}
+    inputs = {"x": torch.rand(2, 4), "cache": [torch.zeros(2, 4) for _ in range(count)], "scale": [torch.ones(4), 2.0]}
     part = Part(method="step", inputs=inputs, state=True)
     result = modelexport.export_package(model, tmp_path / "p", parts={"step": part})
     assert len(result.manifest.parts[0].state) == count

@@ -70,6 +70,13 @@ FORMS: dict[str, list[onnx.NodeProto]] = {
         helper.make_node("Transpose", ["t"], ["e"]),
         node("MatMul", "d", "e", domain=""),
     ],
+    "QDQ MatMul, scales of two shapes": [
+        *DQ[:2],
+        helper.make_node("Expand", ["one", "columns"], ["s"]),
+        *(helper.make_node("DequantizeLinear", ["w", scale], [f"w_{scale}"], axis=1) for scale in ("s", "one")),
+        *(helper.make_node("MatMul", ["d", f"w_{scale}"], [f"y_{scale}"]) for scale in ("s", "one")),
+        helper.make_node("Add", ["y_s", "y_one"], ["y"]),
+    ],
     "QDQ Gemm": [*DQ, node("Gemm", "d", "e", domain="")],
     "QDQ Conv": [
         helper.make_node("Reshape", ["x", "image"], ["i"]),
@@ -103,7 +110,7 @@ def model_with(nodes: list[onnx.NodeProto], weight: np.ndarray) -> onnx.ModelPro
         "kernel": weight.T[:, :, None, None],
         "one": ONE, "big": BIG, "small": np.array([1e-5], np.float32), "b": np.zeros((1, 2 * COLUMNS), np.float32),
         "z": np.uint8(0), "middle": np.uint8(128), "zw": weight.dtype.type(0), "zw1": np.zeros(1, weight.dtype),
-        "image": np.array([1, SIZE, 1, ROWS]), "sequence": np.array([1, ROWS, SIZE]),
+        "columns": np.array([COLUMNS]), "image": np.array([1, SIZE, 1, ROWS]), "sequence": np.array([1, ROWS, SIZE]),
     }  # fmt: skip
     if any(each.op_type == "DynamicQuantizeLSTM" for each in nodes):
         arrays["w"] = weight[None]

@@ -107,10 +107,16 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
 def test_a_smaller_error_costs_more(exported: Exporter) -> None:
     case = exported("bert")
     feeds = feeds_of(case, 4)
-    sizes = [search(case.path, to=["int8-dynamic"], data=feeds, budget=10**9).bytes_after]
-    assert sizes[0] == search(case.path, to=["int8-dynamic"], data=feeds, within="error<=1e-12").bytes_after
     loose, tight = (search(case.path, to=["int4"], data=feeds, within=f"error<={limit}") for limit in (0.5, 0.05))
     assert loose.bytes_after <= tight.bytes_after
+
+
+def test_a_search_that_keeps_every_module_is_of_no_use(exported: Exporter) -> None:
+    case = exported("bert")
+    for wanted in ({"budget": 10**9}, {"within": "error<=0"}):
+        found = search(case.path, to=["int4"], data=feeds_of(case, 2), only=["encoder.layer.0"], **wanted)  # type: ignore[arg-type]
+        assert (found.met, found.of_use, found.bytes_after) == (True, False, found.bytes_before)
+        assert "every module is kept: the file stays as it is, nothing was written" in format_search(found)
 
 
 def test_a_budget_is_spent_where_it_helps_most(exported: Exporter) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class EntryPointKind(PackageKind):
                     entry,
                     method=method_name(part),
                     returns=list(part.outputs or ()),
-                    constants=_constants(made[entry.name].inputs),
+                    constants=dict(_constants_in(made[entry.name].inputs)),
                     state=pairs,
                 )
             )
@@ -152,8 +152,13 @@ class EntryPointKind(PackageKind):
         return format_entry_points(report) if isinstance(report, EntryPointReport) else None
 
 
-def _constants(inputs: Any) -> dict[str, Any]:
-    return {name: value for name, value in inputs.items() if _is_plain(value)}
+def _constants_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of JSON in inputs, by name; those beside tensors have the names that tensors would have there."""
+    if name and _is_plain(value):
+        yield name, value
+    elif isinstance(value, (Mapping, list, tuple)) and not hasattr(value, "_fields"):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _constants_in(part, f"{name}.{key}" if name else str(key))
 
 
 def _is_plain(value: Any) -> bool:
@@ -165,15 +170,18 @@ def _is_plain(value: Any) -> bool:
 
 def _stored_inputs(package: Package) -> dict[str, dict[str, Any]]:
     """The example inputs of each part, as they were exported; those that earlier parts return are not stored."""
-    inputs: dict[str, dict[str, Any]] = {entry.name: dict(entry.constants) for entry in package.manifest.parts}
-    if (package.folder / INPUTS).is_file():
-        for key, tensor in load_file(package.folder / INPUTS).items():
-            part, _, name = key.partition(_IN)
-            place = inputs.get(part, {})
-            *outer, last = name.split(".")
-            for word in outer:
-                place = place.setdefault(word, {})
-            place[last] = tensor
+    stored = {
+        f"{entry.name}{_IN}{name}": each for entry in package.manifest.parts for name, each in entry.constants.items()
+    }
+    stored |= load_file(package.folder / INPUTS) if (package.folder / INPUTS).is_file() else {}
+    inputs: dict[str, dict[str, Any]] = {entry.name: {} for entry in package.manifest.parts}
+    for key, value in stored.items():
+        part, _, name = key.partition(_IN)
+        place = inputs.get(part, {})
+        *outer, last = name.split(".")
+        for word in outer:
+            place = place.setdefault(word, {})
+        place[last] = value
     return {part: {name: _as_lists(value) for name, value in each.items()} for part, each in inputs.items()}
 
 

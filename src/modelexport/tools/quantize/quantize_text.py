@@ -69,7 +69,8 @@ def format_search(result: SearchResult) -> str:
     if not result.met:
         lines.insert(0, f"not met: {result.bound}; nothing was written. This is how close it came:")
     elif not result.of_use:
-        lines.insert(0, f"nothing within {result.bound} is faster here: the file stays as it is, nothing was written")
+        nothing = "nothing is faster here" if result.least == "time" else "every module is kept"
+        lines.insert(0, f"within {result.bound} {nothing}: the file stays as it is, nothing was written")
     if result.times is not None and not result.of_use:
         lines.append(f"  {turns_line(result.times, 'the file', 'the best choice')}")
     if result.judgements > 1:

@@ -94,8 +94,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_use(self) -> bool:
-        """Whether the bound is met, and nothing is as fast as the file itself if it is to be fast."""
-        return self.met and (self.least == "bytes" or (self.times is not None and self.times.faster))
+        """Whether the bound is met, a module has a method, and the result is faster than the file if it is to be."""
+        fast = self.least == "bytes" or (self.times is not None and self.times.faster)
+        return self.met and any(rule.method != KEEP for rule in self.recipe.rules) and fast
 
 
 @dataclass

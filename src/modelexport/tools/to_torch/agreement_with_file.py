@@ -27,7 +27,7 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import Session, open_session, run_session
 from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tools.to_torch.arrays_as_tensors import as_tensor
-from modelexport.traces.array_differences import compare_arrays
+from modelexport.traces.array_differences import Verdict, compare_arrays, verdict_of
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.tolerances import ALLOWED, FROM_STORED_VALUES
 
@@ -66,12 +66,18 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
     except UsageError as error:
         return str(error)
     exact: list[nn.Module] = []
+    verdicts: set[Verdict] = set()
     for feeds, outputs in _runs(file, session, first):
-        if fault := _fault(model, feeds, _flat(outputs.values())):
+        verdict, fault = _verdict(model, feeds, _flat(outputs.values()))
+        if verdict == "differ":
             exact = exact or [in_float64()]
             if not (_agrees_in_float64(file, exact[0], feeds) or _agrees_with_reference(path, model, feeds)):
                 raise CheckError(f"the code of PyTorch does not compute what {path} does ({fault}): please report it")
-    return ""
+            verdict = "agree"
+        verdicts.add(verdict)
+    if not verdicts:
+        return "ONNX Runtime takes none of the inputs that were tried"
+    return "" if "agree" in verdicts else "no output has a finite number with the inputs that were tried"
 
 
 def _runs(file: ir.Model, session: Session, first: Feeds) -> Iterator[tuple[Feeds, Feeds]]:
@@ -84,8 +90,8 @@ def _runs(file: ir.Model, session: Session, first: Feeds) -> Iterator[tuple[Feed
             continue
 
 
-def _fault(model: nn.Module, feeds: Feeds, wanted: Sequence[Any], *, wide: bool = False) -> str:
-    """In what a model's outputs differ from the right ones; empty if they do not.
+def _verdict(model: nn.Module, feeds: Feeds, wanted: Sequence[Any], *, wide: bool = False) -> tuple[Verdict, str]:
+    """Whether a model's outputs are the right ones, and in what they differ.
 
     Args:
         wide: Both are in float64.
@@ -95,16 +101,17 @@ def _fault(model: nn.Module, feeds: Feeds, wanted: Sequence[Any], *, wide: bool 
         with torch.no_grad():
             found = _tensors(model(*(each.double() if wide and each.is_floating_point() else each for each in given)))
     except Exception as error:  # any code, given any tensors
-        return f"it fails on inputs that the file takes: {error_line(error)}"
+        return "differ", f"it fails on inputs that the file takes: {error_line(error)}"
     right = [as_tensor(array) for array in wanted]
     if len(found) != len(right):
-        return f"it gives {len(found)} tensors instead of {len(right)}"
+        return "differ", f"it gives {len(found)} tensors instead of {len(right)}"
+    results = []
     for number, (one, other) in enumerate(zip(right, found, strict=True)):
         allowed = FROM_STORED_VALUES if wide else ALLOWED.get(str(other.dtype).partition(".")[2])
-        result = compare_arrays(f"{number}", _array(one), _array(other), allowed=allowed)
-        if result.status == "differ":
-            return f"output {number}: {result.reason}"
-    return ""
+        results.append(compare_arrays(f"output {number}", _array(one), _array(other), allowed=allowed))
+    first = next((result for result in results if result.status == "differ"), None)
+    reason = f"{first.name}: {first.reason}" if first is not None else ""
+    return verdict_of([result.status for result in results]), reason
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -130,7 +137,7 @@ def _agrees_in_float64(file: ir.Model, model: nn.Module, feeds: Feeds) -> bool:
         outputs = FileRun(file, in_float64_for=kind).run(feeds)
     except UsageError:
         return False
-    return not _fault(model, feeds, _flat(outputs.values()), wide=True)
+    return _verdict(model, feeds, _flat(outputs.values()), wide=True)[0] == "agree"
 
 
 def _agrees_with_reference(path: Path, model: nn.Module, feeds: Feeds) -> bool:
@@ -140,4 +147,4 @@ def _agrees_with_reference(path: Path, model: nn.Module, feeds: Feeds) -> bool:
         outputs = ReferenceEvaluator(str(path)).run(None, dict(feeds))
     except Exception:  # it lacks operators, and raises various errors
         return False
-    return not _fault(model, feeds, _flat(outputs))
+    return _verdict(model, feeds, _flat(outputs))[0] == "agree"
