@@ -8,6 +8,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
+# Packages that tests import from folders of their own (tests/side_packages.py).
+SIDE := explorer peft pillow sentences
 
 .PHONY: demo test check quick-tests test-slow test-processors test-devices bench figures docs clean
 
@@ -43,7 +45,7 @@ test-processors: .venv/installed-for-tests
 
 # Devices that need packages of their own; `python benchmarks/devices.py` measures ten models there.
 test-devices: .venv/installed-for-tests
-	$(PIP) --no-deps --target .venv/qnn --upgrade onnxruntime-qnn==2.7.0
+	$(PIP) --no-deps --target .venv/qnn --upgrade -r tests/side/qnn.txt
 	PYTHONPATH=.venv/qnn $(BIN)/pytest -n 0 tests/tools/devices
 
 bench: .venv/installed-for-tests
@@ -66,12 +68,10 @@ clean:
 	$(PIP) -e '.[transformers]' -c constraints.txt
 	@touch $@
 
-.venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt tests/requirements-explorer.txt
+.venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt $(SIDE:%=tests/side/%.txt)
 	$(PIP) -e '.[transformers,check]' -c constraints.txt
 	$(PIP) --no-deps -r tests/requirements-nodeps.txt
-	$(PIP) --no-deps --target .venv/pillow --upgrade pillow==12.3.0
-	$(PIP) --no-deps --target .venv/peft --upgrade peft==0.21.2 accelerate==1.15.0 psutil==7.2.2
-	$(PIP) --no-deps --target .venv/explorer --upgrade -r tests/requirements-explorer.txt
+	for name in $(SIDE); do $(PIP) --no-deps --target .venv/$$name --upgrade -r tests/side/$$name.txt || exit 1; done
 	@touch $@
 
 .venv/installed-for-docs: .venv/installed

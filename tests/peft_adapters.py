@@ -1,9 +1,7 @@
 """Adapters made by PEFT for models of the table, and what PEFT's own models compute with them.
 
 Run as a script, in a process of its own: PEFT needs accelerate, and transformers loads models otherwise where it finds
-that. Both lie apart, in ``.venv/peft``:
-
-    pip install --no-deps peft==0.21.2 accelerate==1.15.0 psutil==7.2.2 --target .venv/peft
+that. Both are side packages (``side_packages.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import numpy as np
 import torch
 
 import models
-
-APART = Path(sys.prefix) / "peft"
+import side_packages
 
 
 @dataclass(frozen=True)
@@ -93,5 +90,5 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(APART))
+    side_packages.add("peft")
     make(Path(sys.argv[1]))

@@ -1,8 +1,8 @@
 """The pictures in docs/images, taken of what the programs write: python tests/pictures.py [NAME ...]
 
 Terminal output is an SVG by rich, what a browser shows is a PNG by Chromium (see browser.py). Without names all are
-made, in about three minutes; `device` needs onnxruntime-qnn (`PYTHONPATH=.venv/qnn`). Those of Netron and Model
-Explorer are made by hand: docs/encodings.md, docs/measure.md.
+made, in about three minutes; `device` needs onnxruntime-qnn (`make test-devices` puts it into `.venv/qnn`). Those of
+Netron and Model Explorer are made by hand: docs/encodings.md, docs/measure.md.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from golden_model import golden_model
-from modelexport import load, update_weights, verify
+from modelexport import load, verify
 from modelexport.core.calls import ModuleCall
+from modelexport.errors import FileFormatError
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
 from modelexport.format.versions import FORMAT_VERSION
@@ -25,7 +26,6 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.tagged.documents import reader
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-VERSIONS = sorted(directory.name for directory in GOLDEN.iterdir() if directory.is_dir())
 DOCUMENTS = ("hierarchy", "dag", "operations", "properties")
 
 
@@ -73,17 +73,12 @@ def test_todays_export_is_the_golden_of_its_version(today: Path, name: str) -> N
     )
 
 
-def test_todays_version_has_goldens() -> None:
-    assert FORMAT_VERSION in VERSIONS
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_goldens_of_every_version_are_read(version: str) -> None:
-    path = GOLDEN / version / "golden.onnx"
+def test_the_goldens_are_read() -> None:
+    path = GOLDEN / FORMAT_VERSION / "golden.onnx"
     tagged = load(path)
     dags = reader.load_dag(path.with_suffix(".dag.json"))
     operations = reader.load_operations(path.with_suffix(".operations.json"))
-    assert tagged.hierarchy.format_version == version
+    assert tagged.hierarchy.format_version == FORMAT_VERSION
     assert list(dags) == list(tagged.tags.values())
     assert {node.name for node in tagged.nodes} < set(operations)
     assert tagged.calls.stack(ModuleCall("shared.linear", 1)) == (
@@ -96,39 +91,35 @@ def test_the_goldens_of_every_version_are_read(version: str) -> None:
     assert dags["/Golden/Block.inner"].nodes, "a module that runs in a branch has operations"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_file_of_any_version_is_written_as_one_of_todays(version: str) -> None:
-    """Classes and levels, which earlier versions do not record, follow from the tags of the nodes."""
-    again, golden = load(GOLDEN / version / "golden.onnx").encoded(), ir.load(GOLDEN / FORMAT_VERSION / "golden.onnx")
-    for key in (keys.FORMAT_VERSION_KEY, keys.CALL_TREE):
-        assert again.metadata_props[key] == golden.metadata_props[key]
-    written = {node.name: dict(node.metadata_props) for node in all_nodes(again)}
-    assert written.keys() == {node.name for node in all_nodes(golden)}
-    for node in all_nodes(golden):
-        assert written[node.name] == dict(node.metadata_props)
+def test_a_file_that_is_read_is_written_as_it_was() -> None:
+    golden = ir.load(GOLDEN / FORMAT_VERSION / "golden.onnx")
+    again = load(GOLDEN / FORMAT_VERSION / "golden.onnx").encoded()
+    assert {node.name: dict(node.metadata_props) for node in all_nodes(again)} == {
+        node.name: dict(node.metadata_props) for node in all_nodes(golden)
+    }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_files_of_every_version_are_right(version: str) -> None:
+def test_the_golden_file_is_right() -> None:
     """Also what ran in a branch, where no hooks show the calls."""
-    report = verify(golden_model(), {"x": torch.ones(1, 2, 2)}, GOLDEN / version / "golden.onnx")
+    report = verify(golden_model(), {"x": torch.ones(1, 2, 2)}, GOLDEN / FORMAT_VERSION / "golden.onnx")
     assert (report.verdict, report.claims) == ("agree", [])
 
 
-def test_new_weights_leave_an_older_file_of_its_version(tmp_path: Path) -> None:
-    path = GOLDEN / "2026-11-22" / "golden.onnx"
-    update_weights(path, golden_model().state_dict(), tmp_path / "new.onnx")
-    assert ir.load(tmp_path / "new.onnx").metadata_props[keys.FORMAT_VERSION_KEY] == "2026-11-22"
+def test_an_older_file_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    model = ir.load(GOLDEN / FORMAT_VERSION / "golden.onnx")
+    model.metadata_props[keys.FORMAT_VERSION_KEY] = "2026-11-22"
+    ir.save(model, tmp_path / "older.onnx")
+    with pytest.raises(FileFormatError, match=r"format version 2026-11-22, .*: export it again"):
+        load(tmp_path / "older.onnx")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_goldens_have_every_key_of_the_format(version: str) -> None:
-    kept = json.loads((GOLDEN / version / "golden.properties.json").read_bytes())
+def test_the_goldens_have_every_key_of_the_format() -> None:
+    kept = json.loads((GOLDEN / FORMAT_VERSION / "golden.properties.json").read_bytes())
     found = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}
     assert {
         keys.SOURCE_MODULE, keys.CALL, keys.EVIDENCE, keys.NAMESPACE, keys.HIERARCHY_TAGS, keys.CALLS,
-    } == found["nodes"] - {keys.LAYER_ANNOTATION}  # fmt: skip
-    assert version == "2026-11-21" or keys.LAYER_ANNOTATION in found["nodes"]
+        keys.LAYER_ANNOTATION,
+    } == found["nodes"]  # fmt: skip
     assert {keys.PARAMETER, keys.TRANSFORM, keys.HIERARCHY_TAGS} == found["initializers"]
     assert {keys.FORMAT_VERSION_KEY, keys.VERSION_KEY, keys.CALL_TREE, keys.STATE_DICT} <= set(kept["model"])
 

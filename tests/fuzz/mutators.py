@@ -129,26 +129,14 @@ def call_tree(random: Random, model: onnx.ModelProto, folder: Path) -> None:
         lambda: [{"call": "", "tag": "/A"}, {"call": "a", "tag": "/A/B", "parent": "a"}],
         lambda: [{"call": "", "tag": "/A"}, {"call": "", "tag": "/A", "parent": ""}],
         lambda: [{"call": "a", "tag": "/A", "parent": "b"}, {"call": "b", "tag": "/B", "parent": "a"}],
-        lambda: [{"call": "", "tag": "/A"}, {"call": "x", "tag": "/A/X", "parent": ""}, *doubling(40)],
         lambda: [{"call": "", "tag": "/A"}, *deep(5000)],
         list,
         lambda: [{"call": "", "tag": "/\x1b[31mA"}],
     ]
-    entries = choose(random, cases)()
+    entries = [{"class_name": "A", "level": True, **entry} for entry in choose(random, cases)()]
     if random.random() < 0.4:
         entries = json.loads(properties(model).get(keys.CALL_TREE, "[]")) + entries
     set_property(model, keys.CALL_TREE, json.dumps(entries))
-
-
-def doubling(times: int) -> list[dict[str, Any]]:
-    """Calls each of which contains the call before it twice."""
-    entries: list[dict[str, Any]] = [{"call": "c0", "tag": "/A/C0", "parent": ""}]
-    for n in range(1, times):
-        entries.append({"call": f"c{n}", "tag": f"/A/C{n}", "parent": ""})
-        for side in "ab":
-            call = {"call": f"c{n}.{side}", "tag": f"/A/C{n}/{side}", "parent": f"c{n}", "like": f"c{n - 1}"}
-            entries.append(call)
-    return entries
 
 
 def deep(levels: int) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import cProfile
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import Tags
 from modelexport.format import keys
-from modelexport.format.call_tree import read_call_tree
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.pytorch.inputs.named_inputs import feeds
@@ -445,27 +443,6 @@ def test_a_functions_file_without_what_the_calls_say_is_damaged(key: str, export
         load(tmp_path / "damaged.onnx")
 
 
-def test_a_functions_file_of_an_earlier_version_is_read_without_its_names(exported: Exporter, tmp_path: Path) -> None:
-    """Its sidecar has the names that the file lists, so that it is not used."""
-    case = exported("bert")
-    model = load(case.path).model
-    written = write_functions(model, tags_of(case)).model
-    written.metadata_props[keys.FORMAT_VERSION_KEY] = "2026-11-22"
-    ir.save(written, tmp_path / "earlier.onnx")
-    (tmp_path / "earlier.hierarchy.json").write_bytes(case.path.with_suffix(".hierarchy.json").read_bytes())
-    earlier = load(tmp_path / "earlier.onnx")
-    assert earlier.hierarchy is None
-
-    def owned(nodes: Iterable[ir.Node]) -> Counter[tuple[str, Owner | None]]:
-        return Counter((node.op_type, owner_of(node)) for node in nodes if node.op_type != "Constant")
-
-    assert owned(earlier.nodes) == owned(all_nodes(model))
-    inputs = case.case.inputs()
-    inline(earlier.path, tmp_path / "flat.onnx")
-    for expected, actual in zip(outputs(case.path, inputs), outputs(tmp_path / "flat.onnx", inputs), strict=True):
-        assert actual.tobytes() == expected.tobytes()
-
-
 def test_inline_copies_weights_in_a_separate_file(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     flat = load(case.path).model
@@ -477,23 +454,3 @@ def test_inline_copies_weights_in_a_separate_file(exported: Exporter, tmp_path: 
     (tmp_path / "functions.onnx.data").unlink()
     inlined = load(tmp_path / "elsewhere" / "flat.onnx").model
     assert content(inlined, shapes=False) == content(flat, shapes=False)
-
-
-def test_a_call_tree_of_an_earlier_version_that_has_equal_calls_once_is_read_as_the_whole_tree() -> None:
-    folded = """[
-        {"call": "", "tag": "/M"},
-        {"call": "a", "tag": "/M/B.a", "parent": ""},
-        {"call": "a.x", "tag": "/M/B.a/X", "parent": "a"},
-        {"call": "a.x.y", "tag": "/M/B.a/X/Y", "parent": "a.x"},
-        {"call": "b", "tag": "/M/B.b", "parent": "", "like": "a"}
-    ]"""
-    tags = {traced.call.address: entry.tag for traced, entry in read_call_tree(folded).items()}
-    assert tags == {
-        "": "/M",
-        "a": "/M/B.a",
-        "a.x": "/M/B.a/X",
-        "a.x.y": "/M/B.a/X/Y",
-        "b": "/M/B.b",
-        "b.x": "/M/B.b/X",
-        "b.x.y": "/M/B.b/X/Y",
-    }

@@ -9,6 +9,7 @@ _EXTRAS = {
     "tokenizers": "transformers",
     "diffusers": "diffusers",
     "onnxruntime_genai": "genai",
+    "sentence_transformers": "sentences",
 }
 """Package to the extra of modelexport that installs it."""
 

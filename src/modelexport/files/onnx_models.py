@@ -20,16 +20,13 @@ from modelexport.files.protobuf_reading import read_serialized
 from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_proto
 from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
-from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.nodes import held_initializers, initializers, is_sorted
 from modelexport.graph.properties import (
-    drop_texts,
     format_version,
-    put_texts,
     read_properties,
     record,
     take_properties,
-    text_of,
 )
 
 SMALLEST_OUTSIDE = 257
@@ -38,12 +35,10 @@ SMALLEST_OUTSIDE = 257
 _NOTHING: Tensors = MappingProxyType({})
 _SMALL = 1024
 """Initializers of fewer bytes are serialized with the rest of the model."""
-OLDER_FILE = "modelexport.older_file"
-"""The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
 
 def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
-    """Read any ONNX file; weights in other files are read when used. A file of an older format version is upgraded.
+    """Read any ONNX file; weights in other files are read when used.
 
     Args:
         ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
@@ -65,10 +60,9 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
                 imports.setdefault("", imports.pop(DEFAULT_DOMAIN))
         if not is_sorted(model.graph):  # runtimes sort the nodes, too
             model.graph.sort()
-        _upgrade(model)
         for value in held_initializers(model):
             take_properties(value)
-        if (format_version(model) or FORMAT_VERSION) in READ_VERSIONS:  # others are refused
+        if format_version(model) in (None, FORMAT_VERSION):  # others are refused
             read_properties(model)
         read_linked(model, path.parent, ours=ours)
     except FileFormatError as error:
@@ -80,17 +74,6 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no opset and no nodes")
     return model
-
-
-def _upgrade(model: ir.Model) -> None:
-    """Upgrade a model of the first format version to the second, in place; tags are written as those of the newest."""
-    version = format_version(model)
-    if version in READ_VERSIONS and version != FORMAT_VERSION:
-        model.meta[OLDER_FILE] = True
-        put_texts(model, {keys.FORMAT_VERSION_KEY: "2026-11-22"})
-        if (encoding := text_of(model, keys.FORMER_ENCODING)) is not None:
-            put_texts(model, {keys.ENCODING: encoding})
-            drop_texts([model], {keys.FORMER_ENCODING})
 
 
 def save_model(

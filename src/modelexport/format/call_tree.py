@@ -9,9 +9,8 @@ import msgspec
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import CALL_DEPTH
-from modelexport.core.tags import CallFacts, CallTags, RecordedTags, class_in_tag
+from modelexport.core.tags import CallFacts, CallTags, RecordedTags
 from modelexport.format import documents
-from modelexport.format.repeated_calls import unfold_repeats
 
 
 def call_tree_entries(tags: CallTags) -> list[documents.CallTreeEntry]:
@@ -39,7 +38,7 @@ def read_call_tree(text: str) -> dict[TracedCall, documents.CallTreeEntry]:
     Raises:
         LookupError, ValueError: It is damaged.
     """
-    entries = unfold_repeats(decode_json(text, kind=list[documents.CallTreeEntry]))
+    entries = decode_json(text, kind=list[documents.CallTreeEntry])
     if not entries:
         raise ValueError("the call tree is empty")
     calls: dict[ModuleCall, TracedCall] = {}
@@ -59,33 +58,17 @@ def read_call_tree(text: str) -> dict[TracedCall, documents.CallTreeEntry]:
     return dict(zip(calls.values(), entries, strict=True))
 
 
-def recorded_tags(
-    entries: Mapping[TracedCall, documents.CallTreeEntry], source_tags: Mapping[ModuleCall, str]
-) -> RecordedTags:
-    """The tags of the calls of a file.
-
-    Args:
-        source_tags: The tag that the nodes of each call carry. It shows what is a level in files of earlier versions,
-            whose call trees do not.
-    """
-    inside: dict[ModuleCall, set[str]] = {traced.call: {source_tags.get(traced.call, "")} for traced in entries}
-    for traced in reversed([*entries]):
-        if traced.parent is not None:
-            inside[traced.parent] |= inside[traced.call]
+def recorded_tags(entries: Mapping[TracedCall, documents.CallTreeEntry]) -> RecordedTags:
+    """The tags of the calls of a file."""
     of_calls: dict[ModuleCall, str] = {}
     of_levels: dict[ModuleCall, str] = {}
     facts: dict[ModuleCall, CallFacts] = {}
     for traced, entry in entries.items():
         call, tag, parent = traced.call, entry.tag, traced.parent
-        level = entry.level
-        if level is None:
-            known = {source_tags[call]} if call in source_tags else inside[call]
-            below = (f"{tag}/", f"{tag}@")
-            level = parent is None or any(source == tag or source.startswith(below) for source in known)
-        above = "" if parent is None else (of_levels if level else of_calls)[parent]
-        of_calls[call], of_levels[call] = tag, tag if level or parent is None else of_levels[parent]
+        above = "" if parent is None else (of_levels if entry.level else of_calls)[parent]
+        of_calls[call], of_levels[call] = tag, tag if entry.level or parent is None else of_levels[parent]
         segment = tag.removeprefix(f"{above}/") if tag.startswith(f"{above}/") else tag
-        facts[call] = CallFacts(entry.class_name or class_in_tag(tag), level, segment)
+        facts[call] = CallFacts(entry.class_name, entry.level, segment)
     return RecordedTags(CallTree(tuple(entries)), facts)
 
 

@@ -46,7 +46,7 @@ class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
     class_name: str
     qualified_class: str
     line: int = 0
-    """The line of the class in its Python module; 0 if it is not known, as in files of earlier versions."""
+    """The line of the class in its Python module; 0 if it is not known."""
     depth: int
     leaf: bool
     aliases: list[str]
@@ -174,7 +174,7 @@ class WeightsFile(msgspec.Struct, frozen=True):
     """SHA-256, in hexadecimal, of its header with the header's length before it. Empty for other formats."""
     sample: str = ""
     """SHA-256, in hexadecimal, of 64 bytes at each of 256 places, the first at its begin, the last at its end, evenly
-    spaced and rounded down. Empty in files of earlier versions."""
+    spaced and rounded down."""
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -186,20 +186,16 @@ class DataFile(msgspec.Struct, frozen=True):
     """SHA-256, in hexadecimal, of all bytes except the last 32, which are the same digest."""
 
 
-class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One call, in the order in which they began."""
 
     call: str
     tag: str
     parent: str | None = None
-    class_name: str = ""
-    """The class of the module; absent, like ``level``, in files of earlier versions."""
-    level: bool | None = None
+    class_name: str
+    level: bool
     """Whether the module gets a segment in source tags: the tag of a level extends that of the level above it, and the
     tag of another call extends its caller's."""
-    like: str | None = None
-    """In older files with functions: an earlier call. The calls inside this one are left out: they are those inside
-    the earlier one, with this call's address and tag as prefixes instead of the earlier one's."""
 
 
 class Coverage(msgspec.Struct, frozen=True):

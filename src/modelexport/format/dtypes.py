@@ -49,7 +49,7 @@ def parse_dtype(name: str) -> ir.DataType:
     import onnx_ir as ir
 
     for dtype in ir.DataType:
-        if name in (dtype_name(dtype), dtype.name.lower()):  # files of 2026-11-21 have some of ONNX's names
+        if name == dtype_name(dtype):
             return dtype
     raise ValueError(f"unknown element type '{name}'")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import CallTree
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import CallTags
@@ -77,8 +77,6 @@ class OwnerReader:
         self._calls = calls
         self._known: dict[tuple[str, str], tuple[Owner, str]] = {}
         """What nodes say of their owners to the owner and its address."""
-        self.source_tags: dict[ModuleCall, str] = {}
-        """The source tag of each call that owns one of the nodes that were read."""
 
     def read(self, properties: Mapping[str, str]) -> Owner | None:
         """The owner of a node; ``None`` for a node without tags.
@@ -95,8 +93,6 @@ class OwnerReader:
                 raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
             self._known[texts] = owner, owner.call.address
         owner, address = self._known[texts]
-        source_tags = read_source_tags(properties)
-        if len(source_tags) != len(owner.calls) or properties[keys.CALL] != address:
+        if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != address:
             raise ValueError(f"the addresses and the tags of a node of '{owner.call}' do not match")
-        self.source_tags.update(zip(owner.calls, source_tags, strict=True))
         return owner

@@ -18,7 +18,7 @@ from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError, NoSuchCallError
 from modelexport.files.document_digests import check_document
 from modelexport.files.linked_weights import check_present_weights_files
-from modelexport.files.onnx_models import OLDER_FILE, load_onnx
+from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import read_call_tree, recorded_tags
@@ -93,8 +93,7 @@ class TaggedFile:
         One that cannot be read, or was not written with this file, is not used; a line says so.
         """
         path = self.path.with_suffix(SIDECAR_SUFFIX)
-        named_otherwise = self.encoding == "functions" and OLDER_FILE in self.model.meta
-        if self.found_calls is not None or named_otherwise or not path.exists():
+        if self.found_calls is not None or not path.exists():
             return None
         try:
             sidecar = load_hierarchy(path)
@@ -249,7 +248,7 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
         for node in all_nodes(model):
             if (owner := owners.read(properties_of(node))) is not None:
                 set_owner(node, owner)
-        tags = recorded_tags(entries, owners.source_tags)
+        tags = recorded_tags(entries)
         if encoding == "functions":
             name_by_path(model)
             write_tags(model, tags)

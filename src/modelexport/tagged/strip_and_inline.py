@@ -9,7 +9,7 @@ from pathlib import Path
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.linked_weights import data_files
-from modelexport.files.onnx_models import OLDER_FILE, load_onnx, save_model
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.unique_names import name_nodes_apart
@@ -58,7 +58,7 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
 def flat_file(tagged: file.TaggedFile, folder: Path, *, links: bool) -> Path:
     """The file itself, or a flat copy of it in a folder.
 
-    Every node has a name of its own, the one that it has in memory, tags are metadata, and the format is the newest.
+    Every node has a name of its own, the one that it has in memory, and tags are metadata.
 
     Args:
         links: Whether the weights may be hard links, which ONNX Runtime reads and ``onnx`` refuses.
@@ -68,7 +68,7 @@ def flat_file(tagged: file.TaggedFile, folder: Path, *, links: bool) -> Path:
     if tagged.found_calls is not None:  # the nodes of the model were given names
         named_apart &= names == [node.name for node in all_nodes(load_onnx(tagged.path))]
     is_readable = links or all(data.stat().st_nlink == 1 for data in data_files(tagged.path))
-    if tagged.encoding == "metadata" and not tagged.model.meta.get(OLDER_FILE) and named_apart and is_readable:
+    if tagged.encoding == "metadata" and named_apart and is_readable:
         return tagged.path
     model = encoded(tagged.model, tagged.call_tags)
     name_nodes_apart(model)

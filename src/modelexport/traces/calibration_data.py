@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isqrt
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -21,7 +20,7 @@ from modelexport.core.limits import IMAGE_PIXELS, LINE_CHARACTERS, SETTINGS_BYTE
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import error_line, first_few, reason_of
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.files.regular_files import open_regular, read_regular
+from modelexport.files.regular_files import open_regular, read_json, read_regular
 from modelexport.graph.nodes import required_inputs
 from modelexport.runtime.fitted_inputs import fitted
 from modelexport.runtime.input_files import read_feeds
@@ -37,73 +36,11 @@ LIMIT = 128
 """Runs that are read from data unless more are asked for."""
 LENGTH = 128
 """Tokens of a text that one run takes, where the file does not fix it."""
-CHANNELS = 3
-"""Of the images that are read: red, green, blue."""
+PLAIN_EDGE = 224
+"""Height and width of images where neither the file nor a processor says another."""
 TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
 """The formats that Pillow decodes itself; for others it starts programs, such as Ghostscript for EPS."""
-
-
-class _Processor(msgspec.Struct):
-    """What `preprocessor_config.json` says about the pixels of an image."""
-
-    image_mean: tuple[float, ...] = (0.0,)
-    image_std: tuple[float, ...] = (1.0,)
-    rescale_factor: float = 1 / 255
-    rescale_offset: bool = False
-    do_normalize: bool = True
-    do_rescale: bool = True
-    do_center_crop: bool | None = None
-    do_flip_channel_order: bool = False
-    resample: Annotated[int, msgspec.Meta(ge=0, le=5)] = 2
-    """Pillow's number of the interpolation; bilinear where no other is named."""
-    size: dict[str, int] | int = 224
-    crop_size: dict[str, int] | int | None = None
-    crop_pct: Annotated[float, msgspec.Meta(gt=0.1, le=1)] = 1.0
-    """The share of each edge that is kept."""
-
-    def __post_init__(self) -> None:
-        for name, size in (("size", self.size), ("crop_size", self.crop_size or 1)):
-            if any(
-                edge < 1 or edge**2 > IMAGE_PIXELS for edge in (size.values() if isinstance(size, dict) else [size])
-            ):
-                raise ValueError(f"{name} is {size}, and each number has to be from 1 to {isqrt(IMAGE_PIXELS):,}")
-        for name, factors in (("image_mean", self.image_mean), ("image_std", self.image_std)):
-            if len(factors) not in (1, CHANNELS):
-                raise ValueError(f"{name} has {len(factors)} numbers, and an image has {CHANNELS} channels")
-        if 0 in self.image_std:
-            raise ValueError("image_std has a zero, and pixels are divided by it")
-
-    @property
-    def height_and_width(self) -> tuple[int, int]:
-        """The size of what a model gets."""
-        return _edges(self.crop_size if self._crops and self.crop_size else self.size)
-
-    @property
-    def _crops(self) -> bool:
-        """Whether images are cropped. ConvNeXt's processor does not say it, and crops for sizes below 384."""
-        if self.do_center_crop is not None:
-            return self.do_center_crop
-        return self.crop_pct < 1 and max(_edges(self.size)) < 384
-
-    def box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """The part of an image that is left of it in the middle: left, upper, right and lower edge in its pixels."""
-        if not self._crops:
-            return 0, 0, width, height
-        resized = [edge / self.crop_pct for edge in _edges(self.size)]
-        if isinstance(self.size, int) or "shortest_edge" in self.size:
-            scale = resized[0] / min(width, height)
-            resized = [height * scale, width * scale]
-        kept = [min(left / before, 1) for left, before in zip(self.height_and_width, resized, strict=True)]
-        y, x = height * (1 - kept[0]) / 2, width * (1 - kept[1]) / 2
-        return x, y, width - x, height - y
-
-
-def _edges(size: dict[str, int] | int) -> tuple[int, int]:
-    """The height and width that a size of a processor says; one of the shortest edge alone is a square."""
-    named = size if isinstance(size, dict) else {"shortest_edge": size}
-    square = named.get("shortest_edge", 224)
-    return named.get("height", square), named.get("width", square)
 
 
 def given_runs(tagged: TaggedFile, data: RunInputs | str | Path, processor: str | Path | None) -> RunInputs:
@@ -298,7 +235,7 @@ def _panics_told(failed: str) -> Iterator[None]:
 
 
 def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
-    """The pixels of images as the image processor beside the model says, in the size that the model takes."""
+    """The pixels of images as the image processor beside the model makes them; without one, numbers from 0 to 1."""
     inputs = required_inputs(model)
     wanted = [value for value in inputs if value.shape is not None and len(value.shape) == 4]
     if len(inputs) != 1 or not wanted:
@@ -307,11 +244,8 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise InputsError(f"reading the images in {folder} needs Pillow: pip install pillow") from error
-    processor, (batch, _, *size) = _processor(beside), list(wanted[0].shape or ())
-    height, width = (
-        size_of_input if isinstance(size_of_input, int) else named
-        for size_of_input, named in zip(size, processor.height_and_width, strict=True)
-    )
+    batch, _, *size = list(wanted[0].shape or ())
+    pixels = _processor(beside) or _plain_pixels(*(edge if isinstance(edge, int) else PLAIN_EDGE for edge in size))
 
     def rows() -> Iterator[Any]:
         for file in sorted(file for file in folder.iterdir() if file.is_file()):
@@ -319,39 +253,51 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
                 with Image.open(file, formats=IMAGE_FORMATS) as image:
                     if image.width * image.height > IMAGE_PIXELS:
                         raise ValueError(f"it has more than {IMAGE_PIXELS:,} pixels")
-                    how = {"resample": processor.resample, "box": processor.box(image.width, image.height)}
-                    pixels = np.asarray(image.convert("RGB").resize((width, height), **how), dtype=np.float32)
+                    colours = image.convert("RGB")
             except UnidentifiedImageError:
                 continue  # a text beside the images, or a format that is not read
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise FileFormatError(f"{file} cannot be read as an image ({error})") from error
-            if processor.do_rescale:
-                pixels = pixels * np.float32(processor.rescale_factor) - int(processor.rescale_offset)
-            if processor.do_flip_channel_order:
-                pixels = pixels[..., ::-1]
-            if processor.do_normalize:
-                pixels = (pixels - np.asarray(processor.image_mean)) / np.asarray(processor.image_std)
-            yield pixels.astype(np.float32).transpose(2, 0, 1)
+            yield pixels(colours)
 
     for batch_of_rows in _batches(rows(), batch if isinstance(batch, int) else 1):
+        if len({row.shape for row in batch_of_rows}) > 1:
+            raise InputsError(
+                f"the images of {folder} have several sizes, and the model takes {batch} at once: crop them"
+            )
         yield {wanted[0].name or "": np.stack(batch_of_rows)}
 
 
-def _processor(beside: Path) -> _Processor:
+def _plain_pixels(height: int, width: int) -> Callable[[Any], Any]:
+    return lambda image: np.asarray(image.resize((width, height)), np.float32).transpose(2, 0, 1) / np.float32(255)
+
+
+def _processor(beside: Path) -> Callable[[Any], Any] | None:
+    """What transformers' processor makes of an image; ``None`` if the folder has none."""
     file = beside / PROCESSOR
     if not file.is_file():
-        return _Processor()
-    content, problem = read_regular(file, SETTINGS_BYTES), f"{file} is not the settings of an image processor"
-    then = "copy it again, or remove it"
-    settings = decode_json(content, kind=dict[str, Any], damaged=problem, then=then)
+        return None
+    settings = read_json(file, FileFormatError, "copy it again, or remove it")
+    for name, size in settings.items():
+        for edge in (size.values() if isinstance(size, dict) else [size]) if name in ("size", "crop_size") else ():
+            if isinstance(edge, int) and not 1 <= edge <= isqrt(IMAGE_PIXELS):
+                raise FileFormatError(
+                    f"{file}: {name} is {size}, and each number has to be from 1 to 8,192: correct it"
+                )
     try:
-        return msgspec.convert(_without_nulls(settings), _Processor)
-    except msgspec.ValidationError as error:
-        raise FileFormatError(f"{problem} ({error}): {then}") from error
+        from transformers import AutoImageProcessor
 
+        # Pillow rather than torchvision: its kernels are those that most models were trained with.
+        processor: Any = AutoImageProcessor.from_pretrained(beside, local_files_only=True, backend="pil")
+    except ImportError as error:
+        raise InputsError(missing_extra(error) or error_line(error)) from error
+    except Exception as error:  # of settings that name no processor, or one that this version does not have
+        raise FileFormatError(f"{file} is not the settings of an image processor ({error_line(error)})") from error
 
-def _without_nulls(value: Any) -> Any:
-    """A value of JSON without the fields that are null: transformers writes so what has its default."""
-    if not isinstance(value, dict):
-        return value
-    return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    def pixels(image: Any) -> Any:
+        try:
+            return np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0])
+        except Exception as error:  # of settings that fit no image
+            raise FileFormatError(f"{file} does not fit an image ({error_line(error)}): copy it again") from error
+
+    return pixels

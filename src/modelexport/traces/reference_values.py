@@ -23,7 +23,7 @@ from modelexport.errors import FileFormatError, NotWrittenError, WeightsError
 from modelexport.files.safetensors_files import encode_header, read_header
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
-from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile
@@ -240,7 +240,7 @@ def _read(path: Path) -> ReferenceValues:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             version = metadata.get(keys.FORMAT_VERSION_KEY)
-            if version not in READ_VERSIONS or _TRACE not in metadata:
+            if version != FORMAT_VERSION or _TRACE not in metadata:
                 raise FileFormatError(
                     f"{path} has the format version {version}, which this version cannot read: export again"
                 )

@@ -22,7 +22,6 @@ from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import CallFacts, CallTags, Granularity, RecordedTags, Tags, class_in_tag
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.onnx_models import OLDER_FILE
 from modelexport.format import documents, keys
 from modelexport.format.node_tags import owner_properties
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
@@ -162,7 +161,7 @@ class _Right:
             granularity = msgspec.convert(settings.granularity, Granularity)
             by_settings = Tags(tree, calls, granularity=granularity, include=settings.include, exclude=settings.exclude)
             levels = (by_settings.is_level_call(call) == recorded.is_level_call(call) for call in traced_calls)
-            if self.tagged.model.meta.get(OLDER_FILE) or all(levels):
+            if all(levels):
                 return by_settings
         include = {recorded.class_of(call) for call in traced_calls if call != ROOT and recorded.is_level_call(call)}
         exclude = {recorded.class_of(call) for call in traced_calls if call != ROOT} - include
@@ -189,10 +188,9 @@ class _Right:
         for call, tag in self.tagged.tags.items():
             claimed["call", call.address] = {"parent": self.tagged.calls[call].parent, "tag": tag}
             right_entries["call", call.address] = {"parent": self.tags.calls[call].parent, "tag": self.tags.tag(call)}
-            if not self.tagged.model.meta.get(OLDER_FILE):
-                for table, tags in ((claimed, self.tagged.call_tags), (right_entries, self.tags)):
-                    table["call", call.address]["class_name"] = tags.class_of(call)
-                    table["call", call.address]["level"] = tags.is_level_call(call)
+            for table, tags in ((claimed, self.tagged.call_tags), (right_entries, self.tags)):
+                table["call", call.address]["class_name"] = tags.class_of(call)
+                table["call", call.address]["level"] = tags.is_level_call(call)
         for node in self.tagged.nodes:
             if (owner := owner_of(node)) is not None:
                 right, properties = owner_properties(owner, self.tags), properties_of(node)

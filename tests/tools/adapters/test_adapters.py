@@ -21,6 +21,7 @@ import commands
 import modelexport
 import models
 import peft_adapters
+import side_packages
 import truth
 from exports import Exporter, Shared
 from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify_against, write_adapter
@@ -41,8 +42,8 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="session")
 def peft(shared: Shared) -> Path:
     """The folder of the adapters, made once for all workers."""
-    if not (peft_adapters.APART / "peft").is_dir():
-        pytest.skip("needs peft in a folder apart: `make test` installs it")
+    if missing := side_packages.missing("peft"):
+        pytest.skip(missing)
     command = [sys.executable, "-W", "ignore", peft_adapters.__file__]
     return shared("adapters", lambda folder: subprocess.run([*command, folder], check=True, env=os.environ))
 

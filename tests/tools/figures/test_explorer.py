@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
+import side_packages
 from browser import MISSING, browser
 from exports import Exporter
 from modelexport.errors import UsageError
@@ -20,18 +21,15 @@ from modelexport.tables.costs import cost
 from modelexport.tables.model_explorer import write_node_data
 from modelexport.tables.profiles import profile
 
-INSTALLED = Path(sys.prefix) / "explorer"
-pytestmark = pytest.mark.skipif(
-    not INSTALLED.is_dir(),
-    reason=f"needs pip install --no-deps --target {INSTALLED} -r tests/requirements-explorer.txt",
-)
+MISSING_PACKAGES = side_packages.missing("explorer")
+pytestmark = pytest.mark.skipif(bool(MISSING_PACKAGES), reason=MISSING_PACKAGES)
 
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("explorer.py")), *map(str, arguments)]
 
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(INSTALLED)}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(side_packages.folder("explorer"))}
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "resnet")]

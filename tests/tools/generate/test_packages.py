@@ -498,7 +498,7 @@ def test_a_folder_of_sentence_transformers_is_one_graph_to_the_embedding(tmp_pat
     assert [(value.name, value.shape) for value in session.get_outputs()] == [("sentence_embedding", ["batch", 384])]
     (found,) = session.run(None, {value.name: tokens[value.name].numpy() for value in session.get_inputs()})
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-    assert "0.auto_model.encoder.layer.3" in modelexport.load(tmp_path / "out" / "model.onnx")
+    assert "0.model.encoder.layer.3" in modelexport.load(tmp_path / "out" / "model.onnx")
 
 
 def test_onnxruntime_genai_generates_what_generate_does_by_its_own_settings(llama: tuple[Path, Path]) -> None:

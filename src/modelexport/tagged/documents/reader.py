@@ -12,7 +12,7 @@ from modelexport.files.document_digests import check_document, read_document
 from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.versions import READ_VERSIONS, unknown_version
+from modelexport.format.versions import FORMAT_VERSION, unknown_version
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
     path = Path(path)
     content = read_document(path)
     version = _decode(path, content, _Versioned).format_version
-    if version not in READ_VERSIONS:
+    if version != FORMAT_VERSION:
         raise unknown_version(path, version)
     return _decode(path, content, documents.Hierarchy)
 
