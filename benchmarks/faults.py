@@ -6,7 +6,7 @@
 A model is a case of the tests' table, or `zoo/NAME`, one of those of `sweep.py`; `bert+dynamic` has dynamic axes,
 `bert+float16` and `bert+bfloat16` are in half precision; the file of `bert+ort-bert` is the result of that tool of
 `optimize`, in which only faults of values are planted, and which is compared with the exported file if the tool
-quantizes. For each of them the kinds of `plants.py`, `later_plants.py`
+quantizes. For each of them the kinds of `tests/planted/`: `plants.py`, `later_plants.py`
 and `rare_plants.py` are planted where they can be, at N places each (1 if left out), drawn by a seed. A fault is
 *found* if the verdict is `differ`, and *located* if what the report puts on top is the call that owns the changed node,
 or a call inside it. A call that differs although neither it nor a call inside or around it owns the node is
@@ -48,11 +48,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import later_plants
 import modelexport
 import models
-import plants
-import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
@@ -64,7 +61,8 @@ from modelexport.tools.optimizers.optimize_tools import TOOLS, optimize_file
 from modelexport.traces.array_differences import is_floating
 from modelexport.verify.verify import verify
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
-from plants import Place
+from planted import later_plants, plants, rare_plants
+from planted.plants import Place
 
 MODELS = (
     "blocks", "equal-values", "unet", "recurrent", "bert", "albert", "gpt2", "llama", "t5", "mixtral", "vit", "resnet",

@@ -10,10 +10,10 @@ that it excludes, at which it differs or fails, or *is right*. Ends with status 
 conditions, or a condition excludes only sizes at which the file is right. Needs what `make test` installs; about ten
 minutes.
 
-`--study` exports the small models of `sized_models.py`, 150 with one axis that matters or 60 that compare two, with
-example sizes 1, 2 and 5, positional or named inputs, named axes or `--dynamic`, and both front ends; `--share` of these
-exports, drawn. Each file that is written has to be right at all of 40 pairs of sizes that it declares. It prints the
-files that are not, and a line of counts; about 0.7 s of processor time an export.
+`--study` exports the small models of `tests/sized_models.py`, 150 with one axis that matters or 60 that compare two,
+with example sizes 1, 2 and 5, positional or named inputs, named axes or `--dynamic`, and both front ends; `--share` of
+these exports, drawn. Each file that is written has to be right at all of 40 pairs of sizes that it declares. It prints
+the files that are not, and a line of counts; about 0.7 s of processor time an export.
 """
 
 from __future__ import annotations

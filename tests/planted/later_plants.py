@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from plants import (
+from planted.plants import (
     CALL,
     CALLS,
     DIGESTS,

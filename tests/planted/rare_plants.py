@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from plants import (
+from planted.plants import (
     CALL,
     CALLS,
     COPIES,

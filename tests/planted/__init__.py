@@ -1,0 +1,1 @@
+"""Faults to plant in exported files, for ``benchmarks/faults.py``: each is one change of a right file."""
