@@ -40,17 +40,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave models of the table that are not `QUICK`, and all but four others of a `sweep`, to `make test-slow`."""
+    """Leave models of the table that are not `QUICK`, and all but two cases of a `sweep`, to `make test-slow`."""
     sweeps = defaultdict(list)
     for item in items:
         if _exports_another(item):
             item.add_marker(pytest.mark.slow)
-        elif item.get_closest_marker("sweep"):
+        elif item.get_closest_marker("sweep") and not item.get_closest_marker("slow"):
             sweeps[item.nodeid.split("[")[0]].append(item)
     for sweep in sweeps.values():
-        kept = range(0, len(sweep), max(4, -(-len(sweep) // 4)))
         for number, item in enumerate(sweep):
-            if number not in kept:
+            if number not in (0, len(sweep) // 2):
                 item.add_marker(pytest.mark.slow)
 
 

@@ -1,12 +1,12 @@
 """Adapters made by PEFT for models of the table, and what PEFT's own models compute with them.
 
-Run as a script, in a process of its own: PEFT needs accelerate, and transformers loads models otherwise where it finds
+They are made in a process of their own: PEFT needs accelerate, and transformers loads models otherwise where it finds
 that. Both are side packages (``side_packages.py``).
 """
 
 from __future__ import annotations
 
-import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 import models
 import side_packages
+from children import in_child
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,12 @@ def first(outputs: Any) -> np.ndarray:
 
 def make(folder: Path) -> None:
     """Write every adapter to ``folder/NAME``, and what the model gives with it to ``folder/NAME.npy``."""
+    assert in_child(lambda: _make(folder)) == 0
+
+
+def _make(folder: Path) -> int:
+    warnings.simplefilter("ignore")
+    side_packages.add("peft")
     from peft import LoraConfig, PeftModel, get_peft_model
 
     for seed, adapter in enumerate(CASES):
@@ -87,8 +94,4 @@ def make(folder: Path) -> None:
         fresh = PeftModel.from_pretrained(case.build(), str(folder / adapter.name)).eval()
         with torch.no_grad():
             np.save(folder / f"{adapter.name}.npy", first(fresh(**case.inputs())))
-
-
-if __name__ == "__main__":
-    side_packages.add("peft")
-    make(Path(sys.argv[1]))
+    return 0

@@ -52,14 +52,14 @@ def printed(*command: str | Path) -> list[list[str]]:
     return [line.split("\t") for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("model", ["bert", "condition"])
+@pytest.mark.parametrize("model", [pytest.param("bert", marks=pytest.mark.slow), "condition"])
 def test_a_reader_of_40_lines_reads_the_tags(exported: Exporter, model: str) -> None:
     file = exported(model).path
     assert printed(sys.executable, READERS / "read_tags.py", file) == expected(file)
 
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
-@pytest.mark.parametrize("model", ["bert", "condition"])
+@pytest.mark.parametrize("model", [pytest.param("bert", marks=pytest.mark.slow), "condition"])
 def test_the_reader_in_javascript_reads_the_same(exported: Exporter, model: str) -> None:
     file = exported(model).path
     assert printed(str(NODE), READERS / "read_tags.js", file) == expected(file)

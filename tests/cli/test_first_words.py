@@ -110,9 +110,8 @@ def completions(*words: str) -> set[str]:
         "COMP_WORDS": " ".join(("modelexport", *words)),
         "COMP_CWORD": str(len(words)),
     }
-    command = [sys.executable, "-m", "modelexport"]
-    done = subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, text=True)
-    return set(done.stdout.split())
+    with mock.patch.dict(os.environ, variables):
+        return set(run().stdout.split())
 
 
 def test_a_shell_completes_commands_options_and_choices() -> None:

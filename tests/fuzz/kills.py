@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
+from children import in_child
 from corpus import Tiny
 from limited import run
 from modelexport import export, load
@@ -22,8 +22,6 @@ from modelexport.errors import ModelExportError
 from modelexport.tagged.documents.reader import load_dag, load_operations
 
 NAME = "out"
-OUTSIDE = 99
-"""The status of a child that something else ended."""
 OUTPUT = f"{NAME}.onnx"
 Files = dict[str, bytes]
 
@@ -113,23 +111,6 @@ def killed_after(seconds: float) -> Iterator[None]:
     timer.start()
     yield
     timer.cancel()
-
-
-def in_child(work: Callable[[], int]) -> int:
-    """Run in a separate process that may be killed; returns its status from ``os.waitpid``.
-
-    A session of ONNX Runtime waits for its threads when it is deleted, which a forked process does not have: sessions
-    that nobody holds are deleted before, and all others are not looked at there.
-    """
-    gc.collect()
-    child = os.fork()
-    if child == 0:
-        gc.freeze()
-        try:
-            os._exit(work())
-        finally:
-            os._exit(OUTSIDE)
-    return os.waitpid(child, 0)[1]
 
 
 def is_killed(command: list[str], killing: contextlib.AbstractContextManager[None]) -> bool:

@@ -21,13 +21,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from children import OUTSIDE, in_child
 from corpus import copied, seeded
 from kills import (
-    OUTSIDE,
     READERS,
     accepting,
     files_of_set,
-    in_child,
     is_killed,
     kill,
     killed_after,

@@ -337,26 +337,25 @@ def test_a_wrong_command_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 class Cached(nn.Module):
-    """A step whose cache is nested, and which takes a number beside a tensor."""
+    """A step whose cache is so long that its numbers are not in alphabetical order, with a number beside a tensor."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(nn.GRUCell(4, 4) for _ in range(count))
+        self.scale = nn.Parameter(torch.rand(4))
 
     def step(self, x: torch.Tensor, cache: list[torch.Tensor], scale: list[Any]) -> dict[str, Any]:
         new = []
-        x = x * scale[0] * scale[1]
-        for cell, state in zip(self.cells, cache, strict=True):
-            x = cell(x, state)
+        x = x * scale[0] * scale[1] * self.scale
+        for state in cache:
+            x = x + state
             new.append(x)
         return {"y": x, "cache": new}
 
 
-@pytest.mark.parametrize("count", [2, 11])
-def test_a_nested_state_is_paired_by_its_names(count: int, tmp_path: Path) -> None:
-    model = Cached(count).eval()
-    inputs = {"x": torch.rand(2, 4), "cache": [torch.zeros(2, 4) for _ in range(count)], "scale": [torch.ones(4), 2.0]}
+def test_a_nested_state_is_paired_by_its_names(tmp_path: Path) -> None:
+    model = Cached().eval()
+    inputs = {"x": torch.rand(2, 4), "cache": [torch.zeros(2, 4) for _ in range(11)], "scale": [torch.ones(4), 2.0]}
     part = Part(method="step", inputs=inputs, state=True)
     result = modelexport.export_package(model, tmp_path / "p", parts={"step": part})
-    assert len(result.manifest.parts[0].state) == count
+    assert len(result.manifest.parts[0].state) == 11
     assert modelexport.verify(model, None, tmp_path / "p").agrees

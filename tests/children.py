@@ -1,0 +1,27 @@
+"""Work in a process that begins as a copy of this one, so that it imports nothing again, and that may be killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+
+OUTSIDE = 99
+"""The status of a child that something else ended."""
+
+
+def in_child(work: Callable[[], int]) -> int:
+    """Run in a separate process that may be killed; returns its status from ``os.waitpid``.
+
+    A session of ONNX Runtime waits for its threads when it is deleted, which a forked process does not have: sessions
+    that nobody holds are deleted before, and all others are not looked at there.
+    """
+    gc.collect()
+    child = os.fork()
+    if child == 0:
+        gc.freeze()
+        try:
+            os._exit(work())
+        finally:
+            os._exit(OUTSIDE)
+    return os.waitpid(child, 0)[1]
