@@ -1,4 +1,8 @@
-"""Work in a process that begins as a copy of this one, so that it imports nothing again, and that may be killed."""
+"""Work in a process that is killed, or whose limits are changed, and begins as a copy of this one.
+
+Work that imports or computes much belongs in a process that is started (``multiprocessing``'s ``spawn``): the copy has
+locks and sessions of threads that it does not have.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ that. Both are side packages (``side_packages.py``).
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ import torch
 
 import models
 import side_packages
-from children import in_child
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,11 @@ def first(outputs: Any) -> np.ndarray:
 
 def make(folder: Path) -> None:
     """Write every adapter to ``folder/NAME``, and what the model gives with it to ``folder/NAME.npy``."""
-    assert in_child(lambda: _make(folder)) == 0
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        process.submit(_make, folder).result()
 
 
-def _make(folder: Path) -> int:
+def _make(folder: Path) -> None:
     warnings.simplefilter("ignore")
     side_packages.add("peft")
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -94,4 +96,3 @@ def _make(folder: Path) -> int:
         fresh = PeftModel.from_pretrained(case.build(), str(folder / adapter.name)).eval()
         with torch.no_grad():
             np.save(folder / f"{adapter.name}.npy", first(fresh(**case.inputs())))
-    return 0
