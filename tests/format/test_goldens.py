@@ -118,7 +118,7 @@ def test_the_goldens_have_every_key_of_the_format() -> None:
     found = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}
     assert {
         keys.SOURCE_MODULE, keys.CALL, keys.EVIDENCE, keys.NAMESPACE, keys.HIERARCHY_TAGS, keys.CALLS,
-        keys.LAYER_ANNOTATION,
+        keys.LAYER_ANNOTATION, keys.LINE,
     } == found["nodes"]  # fmt: skip
     assert {keys.PARAMETER, keys.TRANSFORM, keys.HIERARCHY_TAGS} == found["initializers"]
     assert {keys.FORMAT_VERSION_KEY, keys.VERSION_KEY, keys.CALL_TREE, keys.STATE_DICT} <= set(kept["model"])

@@ -43,6 +43,7 @@ from modelexport.capture.failure_hints import (
     translated_node,
     way_out,
 )
+from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
 from modelexport.capture.once.registered_kernels import registered_plainly
@@ -89,6 +90,7 @@ def capture_by_dynamo(
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
+    lines: bool = True,
     says_so: bool = True,
     form: QuantizedForm = USUAL_FORM,
     presumed: Presumed | None = None,
@@ -102,6 +104,7 @@ def capture_by_dynamo(
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
+        lines: Note the line of the model's code that makes each node.
         says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
         form: How the layers of a quantized checkpoint are written.
         presumed: Answers what the model asks of values; by default that is an error.
@@ -122,6 +125,7 @@ def capture_by_dynamo(
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces, translations(form), presumed)),
+        replaced({"created": LinesOfCode(model).noting} if lines else {}),
         replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
         replaced({"export": sizes.exporting, "guards": sizes.logging} if dynamic else {}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
@@ -149,6 +153,7 @@ def capture_by_dynamo(
                 "ones": ones,
                 "constants": constants,
                 "stack_traces": stack_traces,
+                "lines": lines,
                 "form": form,
                 "presumed": presumed,
             }

@@ -12,6 +12,7 @@ import torch
 import torch.fx
 from torch import nn
 
+from modelexport.capture.lines_of_code import LINE_KEY
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TensorSpec, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.format import keys
@@ -149,9 +150,10 @@ class FxOwners:
             if (later := self._later_call(call, node, owners)) is not None:
                 self.replayed.add(node)
                 call = later
-            owners[node] = Owner((call,), Evidence.EXACT)
+            line = (node.meta.get("custom") or {}).get(LINE_KEY, "")
+            owners[node] = Owner((call,), Evidence.EXACT, line)
             if call == before:
-                owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
+                owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED, line)))
             before, unknown = call, []
         # Nodes at a boundary between calls stay unknown; lineage infers their owners from their neighbors.
         return owners | {

@@ -78,6 +78,8 @@ TABLE: Mapping[str, Patch] = {
         "decompositions have no room for the constants that it makes", "no exports of complex numbers"),
     "asks": Patch("dynamo", "torch.onnx:is_in_onnx_export", "",
         "a model that leaves out calls for exporters is captured as users run it", "such calls are not in the file"),
+    "created": Patch("dynamo", "torch.fx.proxy:TracerBase.create_node", "self kind target args kwargs ...",
+        "a node notes the line of the model that runs", "nodes without lines of code"),
     "truth": Patch("dynamo", "torch:SymBool.__bool__", "self",
         "a model asks whether anything is selected", "no exports of models that skip work for nothing"),
     # Private names that are replaced while a model is captured

@@ -28,6 +28,7 @@ from modelexport.capture.arguments_and_parameters import by_name, state_dict_nam
 from modelexport.capture.decisions_by_running import conditions_by_running
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
+from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
@@ -60,6 +61,7 @@ def capture_by_tracing(
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
+    lines: bool = True,
     form: QuantizedForm = USUAL_FORM,
     presumed: Presumed | None = None,
 ) -> Exported:
@@ -70,6 +72,7 @@ def capture_by_tracing(
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         ones: Also those of size one.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
+        lines: Note the line of the model's code that makes each node.
         stack_traces, form: Change nothing: a trace has the lines of Python, and no translation of packed layers.
         presumed: Has the lines that may read values.
 
@@ -112,6 +115,7 @@ def capture_by_tracing(
                 # Otherwise equal parameters are merged.
                 keep_initializers_as_inputs=True,
                 do_constant_folding=False,
+                verbose=lines,  # doc strings
             )
         except Exception as error:  # of the model, of torch, of its exporter
             failed, cause = _explained(error, traced.recorder, way_out(model, error)), error
@@ -256,7 +260,7 @@ class _Traced(nn.Module):
         graph.outputs.extend(outputs[: len(self._returned)])
         check_returned(model)
         passes.RemoveUnusedNodesPass()(model)
-        assign_owners(model, [traced.call for traced in seen])
+        assign_owners(model, [traced.call for traced in seen], LinesOfCode(self.model))
         self._insert_parameters(graph, count)
         _forget_invented_sizes(model)
         name_after_owners(model)

@@ -8,25 +8,31 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
-from modelexport.graph.nodes import all_nodes
-from modelexport.lineage.derived_and_inferred_owners import place_unowned
+from modelexport.graph.nodes import all_nodes, enclosing_nodes
+from modelexport.lineage.derived_and_inferred_owners import complete_lines, place_unowned
 
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
 
 
-def assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
-    """Assign owners by the scope in each node's name; a node without one, made by a pass, by its neighbors."""
+def assign_owners(model: ir.Model, calls: Sequence[ModuleCall], lines: LinesOfCode) -> None:
+    """Assign owners by the scope in each node's name; a node without one, made by a pass, by its neighbors.
+
+    The line of a node is in its doc string, as the stack on which it was traced, if the exporter wrote that.
+    """
     for node in all_nodes(model):
-        scope = _SCOPE.search(node.name or "")
+        scope, stack, node.doc_string = _SCOPE.search(node.name or ""), node.doc_string or "", None
         if scope is not None:
-            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT)
+            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT, lines.traced(stack))
     place_unowned(model)
     for node in all_nodes(model):
         # Between an input and an output of the graph, around the model.
         node.meta.setdefault(OWNER, Owner((ROOT,), Evidence.DERIVED))
+    nodes = list(all_nodes(model))
+    complete_lines(nodes, enclosing_nodes(nodes))
 
 
 def name_after_owners(model: ir.Model) -> None:

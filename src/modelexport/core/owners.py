@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelexport.core.calls import ModuleCall
 
@@ -25,6 +25,9 @@ class Owner:
 
     calls: tuple[ModuleCall, ...]
     evidence: Evidence = Evidence.EXACT
+    line: str = field(default="", compare=False)
+    """The line of the model's code that made the node, ``transformers.models.bert.modeling_bert:354``: a module of
+    Python and a number; empty if it is not known."""
 
     def __post_init__(self) -> None:
         if not self.calls or len(set(self.calls)) != len(self.calls):

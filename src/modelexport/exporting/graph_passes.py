@@ -89,7 +89,7 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
             producer = value.producer()
             owner = owner_of(producer) if producer is not None else Owner((ROOT,))
             if owner is not None:
-                node.meta[OWNER] = Owner((owner.call,), Evidence.DERIVED)
+                node.meta[OWNER] = Owner((owner.call,), Evidence.DERIVED, owner.line)
     taken = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}.union(reserved)
     for value, name in zip(model.graph.outputs, output_names, strict=True):
         value.name = f"output.{name}" if name in taken else name

@@ -125,6 +125,7 @@ class TagOptions(LevelOptions):
         "Metadata of nodes, attributes (which ONNX Runtime refuses until `strip`), or a function for each module.",
     )
     keep_torch_metadata: bool = option(False, "Keep pkg.torch.* keys, which contain paths of this machine.")
+    lines: bool = option(True, "Do not record the line of code that made each node.", flag="--no-lines")
     node_names: NodeNames = option(
         "exporter", "path: name nodes after their modules: /encoder/layer.0/attention/self/MatMul_1."
     )
@@ -287,6 +288,7 @@ class Options:
             "dynamic": capture.dynamic,
             "opset": capture.opset,
             "stack_traces": self.tags.keep_torch_metadata,
+            "lines": self.tags.lines,
             "constants": capture.constants,
             "form": self.quantized.form(self.graph.fuse),
         }

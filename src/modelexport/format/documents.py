@@ -100,6 +100,8 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every owner, the one that produces the output first; absent if there is only one."""
     hierarchy_tags: list[str] = []
     """Their tags, in the same order."""
+    line: str = ""
+    """The line of the model's code that made it, ``net:12``: a module of Python and a number; absent if not known."""
 
 
 class InitializerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

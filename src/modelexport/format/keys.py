@@ -8,6 +8,7 @@ CALL = "modelexport.call"
 EVIDENCE = "modelexport.evidence"
 HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
+LINE = "modelexport.line"
 NAMESPACE = "namespace"
 LAYER_ANNOTATION = "layer_ann"
 """The property by which ONNX Runtime assigns nodes to devices: :attr:`modelexport.core.calls.ModuleCall.annotation`."""

@@ -18,6 +18,7 @@ NODE_KEYS = (
     keys.EVIDENCE,
     keys.HIERARCHY_TAGS,
     keys.CALLS,
+    keys.LINE,
     keys.NAMESPACE,
     keys.LAYER_ANNOTATION,
 )
@@ -26,17 +27,20 @@ NODE_KEYS = (
 
 def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
     """The properties of a node that an owner has."""
-    properties = tag_properties(
-        [call.address for call in owner.calls], [tags.source_tag(call) for call in owner.calls], owner.evidence
-    )
+    addresses, source_tags = [call.address for call in owner.calls], [tags.source_tag(call) for call in owner.calls]
+    properties = tag_properties(addresses, source_tags, owner.evidence, owner.line)
     properties[keys.NAMESPACE] = tags.namespace(owner.call)
     properties[keys.LAYER_ANNOTATION] = owner.call.annotation
     return properties
 
 
-def tag_properties(addresses: Sequence[str], source_tags: Sequence[str], evidence: Evidence) -> dict[str, str]:
+def tag_properties(
+    addresses: Sequence[str], source_tags: Sequence[str], evidence: Evidence, line: str = ""
+) -> dict[str, str]:
     """Which calls own a node: their addresses and source tags, of the one that produces the node's output first."""
     properties = {keys.SOURCE_MODULE: source_tags[0], keys.CALL: addresses[0], keys.EVIDENCE: evidence.value}
+    if line:
+        properties[keys.LINE] = line
     if len(addresses) > 1:
         properties |= {keys.HIERARCHY_TAGS: json.dumps(source_tags), keys.CALLS: json.dumps(addresses)}
     return properties
@@ -75,7 +79,7 @@ class OwnerReader:
 
     def __init__(self, calls: CallTree) -> None:
         self._calls = calls
-        self._known: dict[tuple[str, str], tuple[Owner, str]] = {}
+        self._known: dict[tuple[str, str, str], tuple[Owner, str]] = {}
         """What nodes say of their owners to the owner and its address."""
 
     def read(self, properties: Mapping[str, str]) -> Owner | None:
@@ -86,9 +90,10 @@ class OwnerReader:
         """
         if keys.CALL not in properties:
             return None
-        texts = properties.get(keys.CALLS) or properties[keys.CALL], properties[keys.EVIDENCE]
+        evidence, line = properties[keys.EVIDENCE], properties.get(keys.LINE, "")
+        texts = properties.get(keys.CALLS) or properties[keys.CALL], evidence, line
         if texts not in self._known:
-            owner = Owner(tuple(map(parse_call, read_addresses(properties))), Evidence(properties[keys.EVIDENCE]))
+            owner = Owner(tuple(map(parse_call, read_addresses(properties))), Evidence(evidence), line)
             if missing := next((call for call in owner.calls if call not in self._calls), None):
                 raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
             self._known[texts] = owner, owner.call.address

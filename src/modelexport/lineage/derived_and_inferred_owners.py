@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -81,11 +82,12 @@ def place_unowned(model: ir.Model) -> None:
     place_new_nodes([node for node in nodes if owner_of(node) is None], enclosing_nodes(nodes))
 
 
-class DerivedOwners(dict[tuple[ModuleCall, ...], Owner]):
-    """Calls to the owner that they are, as derived: one object for all nodes that it has."""
+class DerivedOwners(dict[tuple[tuple[ModuleCall, ...], str], Owner]):
+    """Calls and a line of code to the owner that they are, as derived: one object for all nodes that it has."""
 
-    def __missing__(self, calls: tuple[ModuleCall, ...]) -> Owner:
-        owner = self[calls] = Owner(calls, Evidence.DERIVED)
+    def __missing__(self, key: tuple[tuple[ModuleCall, ...], str]) -> Owner:
+        calls, line = key
+        owner = self[key] = Owner(calls, Evidence.DERIVED, line)
         return owner
 
 
@@ -100,7 +102,7 @@ def place_new_nodes(
     for node in new:
         leads[node] = leads[node] or _calls_of(node.predecessors(), leads)
         if leads[node]:
-            set_owner(node, owners[leads[node]])
+            set_owner(node, owners[leads[node], ""])
 
 
 def infer_from_neighbors(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
@@ -111,6 +113,24 @@ def infer_from_neighbors(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, 
             around = _calls_of([*node.predecessors(), *consumers(node, enclosing)], {})
             if len(around) == 1:
                 set_owner(node, Owner(around, Evidence.INFERRED))
+
+
+def complete_lines(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
+    """Assign each node without a line that of a node of its call that it leads to, or else that it comes from."""
+    forwards = list(nodes)
+    for node in reversed(forwards):
+        _take_line(node, consumers(node, enclosing))
+    for node in forwards:
+        _take_line(node, node.predecessors())
+
+
+def _take_line(node: ir.Node, others: Iterable[ir.Node]) -> None:
+    owner = owner_of(node)
+    if owner is None or owner.line:
+        return
+    around = (other for each in others if (other := owner_of(each)) is not None)
+    if line := next((other.line for other in around if other.line and other.call == owner.call), ""):
+        set_owner(node, replace(owner, line=line))
 
 
 def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:

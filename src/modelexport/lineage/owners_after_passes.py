@@ -23,7 +23,12 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import IDENTITY, enclosing_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
-from modelexport.lineage.derived_and_inferred_owners import LostCalls, infer_from_neighbors, place_new_nodes
+from modelexport.lineage.derived_and_inferred_owners import (
+    LostCalls,
+    complete_lines,
+    infer_from_neighbors,
+    place_new_nodes,
+)
 from modelexport.lineage.matching.by_position import are_equal
 
 
@@ -50,6 +55,7 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
     enclosing = enclosing_nodes(scopes)
     place_new_nodes([node for node in scopes if node not in state.matches], enclosing)
     infer_from_neighbors(scopes, enclosing)
+    complete_lines(scopes, enclosing)
     for name in source.producer:
         if name not in state.values and (value := state.values.get(state.unchanged(name))) is not None:
             state.values[name] = value
@@ -145,4 +151,5 @@ def _owner(node: ir.Node, replaced: list[SourceNode], lost: LostCalls) -> Owner 
         owning = tuple(calls)
         for before in replaced:
             calls.update(lost.behind(before.inputs, owning))
-    return Owner(tuple(calls), Evidence.DERIVED) if calls else None
+    line = next((before.owner.line for before in replaced if before.owner is not None), "")
+    return Owner(tuple(calls), Evidence.DERIVED, line) if calls else None

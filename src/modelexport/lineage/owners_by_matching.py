@@ -25,7 +25,12 @@ from modelexport.core.owners import Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.lineage.derived_and_inferred_owners import LostCalls, infer_from_neighbors, place_new_nodes
+from modelexport.lineage.derived_and_inferred_owners import (
+    LostCalls,
+    complete_lines,
+    infer_from_neighbors,
+    place_new_nodes,
+)
 from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
 from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
@@ -115,6 +120,7 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     new = [node for node in unowned if node not in state.matches]
     place_new_nodes(new, state.enclosing, state.derived)
     infer_from_neighbors(unowned, state.enclosing)
+    complete_lines(state.nodes, state.enclosing)
     for node in new:
         owner = owner_of(node)
         if owner is not None and len(owner.calls) > 1:
@@ -151,7 +157,8 @@ def _owner_of(
     if not calls:
         return None, None
     reason: Reason = "merged" if same and not fused else "fused"
-    return state.derived[tuple(calls)], reason if len(calls) > 1 else None
+    line = next((before.owner.line for before, _ in replaces if before.owner is not None), "")
+    return state.derived[tuple(calls), line], reason if len(calls) > 1 else None
 
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:

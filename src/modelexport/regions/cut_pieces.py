@@ -237,9 +237,10 @@ def _owners(piece: ir.Model, replaced: Sequence[ir.Node]) -> dict[ir.Node, Owner
 
 
 def _together(owners: Sequence[Owner | None]) -> Owner | None:
-    """All calls of some owners, derived."""
-    calls = dict.fromkeys(call for owner in owners if owner is not None for call in owner.calls)
-    return Owner(tuple(calls), Evidence.DERIVED) if calls else None
+    """All calls of some owners, derived, with the line of the first."""
+    known = [owner for owner in owners if owner is not None]
+    calls = dict.fromkeys(call for owner in known for call in owner.calls)
+    return Owner(tuple(calls), Evidence.DERIVED, known[0].line) if known else None
 
 
 def same_tensors(first: ir.TensorProtocol | None, second: ir.TensorProtocol | None) -> bool:

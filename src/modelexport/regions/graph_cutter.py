@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +11,6 @@ import onnx_ir as ir
 from msgspec.structs import replace
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.owners import Owner
 from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
@@ -216,7 +216,7 @@ class Cutter:
             for node in pending:
                 if (owner := owner_of(node)) is not None:
                     kept = tuple(call for call in owner.calls if call in inside) or owner.calls
-                    set_owner(node, Owner(kept, owner.evidence))
+                    set_owner(node, dataclasses.replace(owner, calls=kept))
                     users.update(kept)
             called = {node.op_identifier() for node in pending} - functions.keys()
             copied = {key: copy_of(whole.functions[key]) for key in called if key in whole.functions}

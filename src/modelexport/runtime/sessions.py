@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,9 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format import keys
 from modelexport.graph.narrow_to_float32 import narrow_values, widened
-from modelexport.graph.nodes import initializers
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.properties import text_of
 from modelexport.graph.size_conditions import SizeCondition, check_sizes, conditions_of_formulas
 from modelexport.runtime.devices import CPU, Device, add_device, find_device
 
@@ -130,7 +133,7 @@ def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
     try:
         return onnxruntime.InferenceSession(path, options, **NO_FALLBACK)
     except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot load {path}: {reason_of(error)}") from error
+        raise RunError(f"ONNX Runtime cannot load {path}: {_reason_in(path, error)}") from error
 
 
 def _check_weights_beside(path: Path) -> None:
@@ -165,8 +168,28 @@ def _open_as_is(
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot load the model: {reason_of(error)}") from error
+        raise RunError(f"ONNX Runtime cannot load the model: {_reason_in(model, error)}") from error
+    session.source = model
     return session
+
+
+def _reason_in(model: Path | ir.Model | None, error: BaseException) -> str:
+    """The runtime's message, with the call and the line of code of the node that it names."""
+    text = reason_of(error)
+    if model is not None and (named := _NAMED_NODE.search(text)):
+        with suppress(Exception):  # the message alone is right, too
+            graph = load_onnx(model) if isinstance(model, Path) else model
+            node = next(node for node in all_nodes(graph) if node.name == (named[1] or named[2]))
+            owner = owner_of(node)
+            call = text_of(node, keys.CALL) if owner is None else owner.call.address
+            line = text_of(node, keys.LINE) if owner is None else owner.line
+            if call is not None:
+                return f"{text} (the node is of {', '.join(filter(None, [call or 'the root', line]))})"
+    return text
+
+
+_NAMED_NODE = re.compile(r"Name:'([^']+)'|[Nn]ode ?\(([^)]+)\)")
+"""How the runtime names a node that fails, and one that it cannot load."""
 
 
 def _open_in_memory(
@@ -219,6 +242,8 @@ def _open_in_memory(
 class Session(onnxruntime.InferenceSession):
     """A session that keeps references to the weights that it was given: the runtime reads them without a copy."""
 
+    source: Path | ir.Model | None = None
+    """What it was opened for."""
     weights: Sequence[object] = ()
     narrow: Mapping[str, Any] = MappingProxyType({})
     """The values that it computes in float32 to NumPy's types for them."""
@@ -273,7 +298,8 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any])
     try:
         return dict(zip(names, running.result(), strict=True))
     except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot run the model: {reason_of(error)}") from error
+        model = session.source if isinstance(session, Session) else None
+        raise RunError(f"ONNX Runtime cannot run the model: {_reason_in(model, error)}") from error
     finally:
         if not running.done():
             options.terminate = True  # is seen between two nodes

@@ -109,7 +109,7 @@ def _data(page: Page) -> dict[str, Any]:
     graph = {}
     if page.file is not None:
         drawn = page_graph(page.file, table.shapes, page.ranges)
-        graph = {"values": drawn.values, "types": drawn.types, "attributes": drawn.attributes}
+        graph = {name: getattr(drawn, name) for name in ("values", "types", "attributes", "lines")}
         nodes = [*map(list.__add__, nodes, drawn.nodes), *nodes[len(drawn.nodes) :]]
     sources = list(dict.fromkeys(page.sources.values()))
     return {
@@ -165,7 +165,7 @@ def _other(page: Page, operators: list[str]) -> dict[str, Any]:
     ]
     return {
         "calls": calls, "nodes": nodes, "pairs": pairs,
-        "values": drawn.values, "types": drawn.types, "attributes": drawn.attributes,
+        "values": drawn.values, "types": drawn.types, "attributes": drawn.attributes, "lines": drawn.lines,
     }  # fmt: skip
 
 

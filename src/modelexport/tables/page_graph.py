@@ -14,6 +14,7 @@ import onnx_ir as ir
 from modelexport.core.text import shortened
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.attribute_texts import typed_text
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import graphs_of, nested_graphs, sizes_of, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.shapes import Shapes
@@ -43,12 +44,13 @@ class PageGraph:
     """What the page's script reads of a graph."""
 
     nodes: list[list[Any]]
-    """For each node of the file, in order: the numbers of the values that it takes and gives, that of its attributes,
-    and for a node in a nested graph the number of the enclosing node and the name of the graph."""
+    """For each node of the file, in order: the numbers of the values that it takes and gives, of its attributes and its
+    line of code, and for a node in a nested graph the number of the enclosing node and the name of the graph."""
     values: list[list[Any]]
     """Name, number of the type, what else it is, and of what was computed the range."""
     types: list[str]
     attributes: list[str]
+    lines: list[str]
 
 
 def page_graph(
@@ -60,7 +62,7 @@ def page_graph(
         shapes: Shapes of values whose shape the file does not have.
         ranges: What values were when the file was run.
     """
-    types, attributes = Listed(), Listed()
+    types, attributes, lines = Listed(), Listed(), Listed()
     weights = {value for value, _ in stored_tensors(tagged.model)}
     results = {value for graph in tagged.model.graphs() for value in graph.outputs}
     numbers: dict[ir.Value, int] = {}
@@ -87,11 +89,12 @@ def page_graph(
             [number(value) for value in node.inputs if value is not None],
             [number(value) for value in node.outputs if value.name],
             attributes.number(attributes_text(node)),
+            lines.number(owner.line if (owner := owner_of(node)) is not None else ""),
             *around.get(node, ()),
         ]
         for node in tagged.nodes
     ]
-    return PageGraph(nodes, values, list(types.numbers), list(attributes.numbers))
+    return PageGraph(nodes, values, list(types.numbers), list(attributes.numbers), list(lines.numbers))
 
 
 def _numbers(numbers: ValueRange) -> list[Any]:

@@ -204,6 +204,7 @@ class TaggedFile:
                     [value.name or "" if value is not None else "" for value in node.inputs],
                     [value.name or "" for value in node.outputs],
                     [other.address for other in owner.calls[1:]],
+                    owner.line,
                 )
             )
         return rows
@@ -221,6 +222,8 @@ class NodeRow(msgspec.Struct, frozen=True):
     outputs: list[str]
     also: list[str]
     """The other calls that own it."""
+    line: str
+    """The line of the model's code that made it, ``net:12``; empty if it is not known."""
 
 
 def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:

@@ -40,7 +40,8 @@ def format_verify(report: VerifyReport, *, verbose: bool = False) -> str:
     lines = []
     if report.diverging is not None:
         first = report.diverging
-        lines += [f"first diverging: {first.address or '.'}  {first.tag}", f"  {first.reason}"]
+        code = f"  {first.line}" if first.line else ""
+        lines += [f"first diverging: {first.address or '.'}  {first.tag}{code}", f"  {first.reason}"]
     if report.cause:
         lines.append(f"the file is right, but {report.cause} makes its outputs wrong")
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]

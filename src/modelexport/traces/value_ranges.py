@@ -124,6 +124,12 @@ class Origin:
         owner = owner_of(self.node) if self.node is not None else None
         return owner.call if owner is not None else None
 
+    @property
+    def line(self) -> str:
+        """The line of the model's code that made the node; empty if it is not known."""
+        owner = owner_of(self.node) if self.node is not None else None
+        return owner.line if owner is not None else ""
+
 
 @dataclass(frozen=True)
 class ValueRanges:

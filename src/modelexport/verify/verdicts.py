@@ -92,7 +92,9 @@ def _not_compared(compared: Compared, outputs: Iterable[ir.Value]) -> str:
 
 
 def _node(tagged: TaggedFile, node: ir.Node) -> dict[str, Any]:
-    return {"first_node": node.name or "", "position": tagged.nodes.index(node)}
+    owner = owner_of(node)
+    line = owner.line if owner is not None else ""
+    return {"first_node": node.name or "", "line": line, "position": tagged.nodes.index(node)}
 
 
 def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Difference | None:

@@ -40,6 +40,8 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The worst of the tensors that it returns, computed from the right values before it."""
     first_node: str = ""
     """Of a call that differs: the first node of the graph that may be why."""
+    line: str = ""
+    """The line of the model's code that made that node, ``net:12``; empty if it is not known."""
     position: int | None = None
     """Where in the graph that node is."""
 

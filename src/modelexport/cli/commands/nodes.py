@@ -39,9 +39,9 @@ def _names(values: Sequence[str]) -> str:
 
 
 def _format_nodes(nodes: Sequence[NodeRow]) -> str:
-    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
-    table += [
-        (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
-        for n in nodes
-    ]
+    lines = any(node.line for node in nodes)
+    table = [["OPERATOR", "NAME", "CALL", *["LINE"] * lines, "EVIDENCE", "TAG", "ALSO OWNED BY"]]
+    for n in nodes:
+        also = ", ".join(call or "." for call in n.also)
+        table.append([n.op_type, n.name, n.call or ".", *[n.line] * lines, n.evidence, n.source_module, also])
     return f"{align(table)}\n\n{plural(len(nodes), 'node')}"

@@ -48,7 +48,11 @@ def frames_of_model(frame: FrameType | None) -> Iterator[FrameType]:
 
 def is_of_model(frame: FrameType) -> bool:
     """Whether a frame is of the model's code, not of PyTorch's, of Python's or of what exports it."""
-    module = str(frame.f_globals.get("__name__", ""))  # none in code that PyTorch writes
+    return is_module_of_model(str(frame.f_globals.get("__name__", "")))  # none in code that PyTorch writes
+
+
+def is_module_of_model(module: str) -> bool:
+    """The same for the name of a module of Python."""
     return bool(module) and not module.startswith(_EXPORTERS) and module.partition(".")[0] not in _CALL_MODELS
 
 

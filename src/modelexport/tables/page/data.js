@@ -45,9 +45,10 @@ function read(part) {
     row.tag = (above ? above.tag : "") + "/" + row.segment;
   }
   const nodes = [];
-  for (const [name, operator, owners, figures, inputs, outputs, attributes, outer, branch] of data.nodes) {
+  for (const [name, operator, owners, figures, inputs, outputs, attributes, line, outer, branch] of data.nodes) {
     const node = { name, operator: data.operators[operator], figures, row: rows[owners[0] ?? 0], side: 0, ran: [] };
-    if (outputs) Object.assign(node, { inputs, outputs, attributes: data.graph.attributes[attributes], outer: nodes[outer], branch });
+    if (outputs) Object.assign(node, { inputs, outputs, attributes: data.graph.attributes[attributes], line: data.graph.lines[line],
+      outer: nodes[outer], branch });
     else if (inputs !== undefined) nodes[inputs].ran.push(node);
     nodes.push(node);
     for (const owner of owners) { rows[owner].nodes.push(node); rows[owner].count++; }
@@ -101,9 +102,9 @@ function readOther(first) {
     calls.push({ parent, above, index: calls.length, segment, class: name, address, path: address.replace(/@\d+$/, ""), own: {}, total: {}, children: [],
       nodes: [], count: 0, depth: above.depth + 1, tag: `${above.tag}/${segment}`, foreign: true });
   }
-  for (const [name, operator, owners, figures, inputs, outputs, attributes, outer, branch] of other.nodes) {
+  for (const [name, operator, owners, figures, inputs, outputs, attributes, line, outer, branch] of other.nodes) {
     nodes.push({ name, operator: data.operators[operator], figures, row: calls[owners[0] ?? 0], side: 1, ran: [], inputs, outputs,
-      attributes: other.attributes[attributes], outer: nodes[outer], branch });
+      attributes: other.attributes[attributes], line: other.lines[line], outer: nodes[outer], branch });
   }
   linked(other, nodes);
   first.forEach((node, index) => { node.order = index; });

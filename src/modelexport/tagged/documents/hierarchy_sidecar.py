@@ -148,6 +148,7 @@ def _node(node: ir.Node, tags: CallTags) -> documents.NodeEntry:
         evidence=owner.evidence.value,
         calls=[call.address for call in several],
         hierarchy_tags=[tags.source_tag(call) for call in several],
+        line=owner.line,
     )
 
 

@@ -326,7 +326,8 @@ class _Body:
 
     def _properties(self, owner: Owner) -> dict[str, str]:
         addresses = [self.scope.address(call) for call in owner.calls]
-        return tag_properties(addresses, [self.scope.tag(call) for call in owner.calls], owner.evidence)
+        tags = [self.scope.tag(call) for call in owner.calls]
+        return tag_properties(addresses, tags, owner.evidence, owner.line)
 
 
 def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:

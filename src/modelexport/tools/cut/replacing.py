@@ -328,7 +328,7 @@ class _Replacer:
                 )
             for mine, other in zip(there, function, strict=True):  # a node of a shared body belongs to all calls
                 if (owner := owner_of(mine)) is not None and (more := owner_of(other)) is not None:
-                    set_owner(mine, Owner(tuple(dict.fromkeys([*owner.calls, *more.calls])), owner.evidence))
+                    set_owner(mine, dataclasses.replace(owner, calls=tuple(dict.fromkeys([*owner.calls, *more.calls]))))
         for domain, version in parts.opsets.items():
             self._model.opset_imports.setdefault(domain, version)
 
@@ -390,7 +390,7 @@ class _Replacer:
                 continue
             left = tuple(call for call in owner.calls if call not in gone)
             if left and left != owner.calls and id(node) in self.before:
-                owner = Owner(left, owner.evidence)
+                owner = dataclasses.replace(owner, calls=left)
                 set_owner(node, owner)
             used.update(owner.calls)
         for call in self.replaced:

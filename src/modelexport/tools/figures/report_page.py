@@ -229,7 +229,9 @@ def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:
-        lines.append(("first diverging", f"{report.diverging.address or '.'}: {report.diverging.reason}"))
+        first = report.diverging
+        code = f", {first.line}" if first.line else ""
+        lines.append(("first diverging", f"{first.address or '.'}{code}: {first.reason}"))
     wrong = [call for call in report.calls if call.status == "differ" and call != report.diverging]
     lines += [(call.address or ".", call.reason) for call in wrong[:_LISTED]]
     return f"Verification: {_SAID[report.verdict]}", lines

@@ -194,7 +194,8 @@ def describe_origin(origin: Origin, runs: int) -> list[str]:
         return [f"the {origin.kind} {origin.name} has {what} ({taken.range.not_finite}){user}{of_call}{where}"]
     assert origin.node is not None
     place = f" at {list(origin.place)}" if origin.place else ""
-    of_call = f" of {origin.call}" if origin.call is not None else ""
+    code = f" ({origin.line})" if origin.line else ""
+    of_call = f" of {origin.call}{code}" if origin.call is not None else ""
     lines = [f"first {origin.what}: {origin.node.op_type} {origin.name}{of_call}{where}, its {origin.value}{place}"]
     for taken in origin.takes:
         numbers = taken.range
@@ -216,6 +217,7 @@ def _origin_document(origin: Origin) -> dict[str, Any]:
         "what": origin.what,
         "name": origin.name,
         "call": None if origin.call is None else origin.call.address,
+        "line": origin.line or None,
         "run": origin.run,
         "value": origin.value,
         "place": list(origin.place),

@@ -4,6 +4,7 @@ bring the result nearer to that of the unquantized model."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.core.owners import Evidence, Owner
+from modelexport.core.owners import Evidence
 from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Rule
 from modelexport.graph.copies import value_like
@@ -95,7 +96,7 @@ def apply_changes(model: ir.Model, tagged: TaggedFile, rules: Sequence[Rule]) ->
 def _give(node: ir.Node, source: ir.Node) -> None:
     """Let a new node have the calls of another, and its name as the beginning of its own."""
     node.name, owner = source.name, owner_of(source)
-    set_owner(node, owner and Owner(owner.calls, Evidence.DERIVED))
+    set_owner(node, owner and replace(owner, evidence=Evidence.DERIVED))
 
 
 def _keep_apart(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -174,7 +174,7 @@ class FromModel:
             owner = owner_of(node)
             if owner is not None:
                 calls = dict.fromkeys(renamed[each] for each in owner.calls)
-                owners[node] = Owner(tuple(calls), owner.evidence)
+                owners[node] = replace(owner, calls=tuple(calls))
         return owners
 
     def _adopted(self, call: ModuleCall, graph: ir.Graph) -> dict[ir.Value, tuple[str, ...]]:
