@@ -13,6 +13,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 from xdist import is_xdist_controller
 
+# A folder's own settings may import it before the session begins.
+pytest.register_assert_rewrite("exports")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-goldens", action="store_true", help="Rewrite tests/golden/, for review.")
