@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 import models
 from browser import MISSING, browser
-from modelexport import export, load, verify
+from modelexport import export, load, verify_on_device, verify_results
 from modelexport.errors import ModelExportError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
@@ -71,7 +71,7 @@ def npu(folder: Path) -> Iterator[str]:
         began = time.perf_counter()
         file = exported(name, folder)
         try:
-            report = verify(file, device="qnn", fix=folder / f"{name}.fixed.onnx", limit=120)
+            report = verify_on_device(file, device="qnn", fix=folder / f"{name}.fixed.onnx", limit=120)
         except ModelExportError as error:
             yield f"| {name} | {error} |"
             continue
@@ -182,7 +182,7 @@ def elsewhere(
             (kit / "results.json").unlink(missing_ok=True)
             try:
                 run(kit, label)
-                report = verify(file, results=kit / "results.json")
+                report = verify_results(file, results=kit / "results.json")
                 ran = sum(one.status != "not compared" for one in report.pieces)
                 results = json.loads((kit / "results.json").read_text())["parts"].values()
                 failed = sum(one["status"] != "ran" for one in results)

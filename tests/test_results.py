@@ -61,10 +61,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "ExportResult": exported,
         "VerifyReport": exported.verified,
-        "AgainstReport": modelexport.verify(file, against=exported),
+        "AgainstReport": modelexport.verify_against(file, exported),
         "PackageResult": modelexport.export_package(model, folder / "package", inputs=inputs, check=False),
         "model": model,
-        "StagesReport": modelexport.verify(modelexport.split(file, folder / "two", stages=2), against=file),
+        "StagesReport": modelexport.verify_stages(modelexport.split(file, folder / "two", stages=2), file),
         "TaggedModel": tagged,
         "ModuleView": tagged["blocks.0"],
         "Table": modelexport.cost(file),
@@ -135,7 +135,7 @@ def test_paths_open_models_and_results_are_taken_wherever_a_file_is(
     assert modelexport.cost(given).calls == modelexport.cost(exported).calls
     assert not modelexport.compare(given, exported, values=True).differs
     assert modelexport.rename(given, tmp_path / "renamed.onnx").path == str(tmp_path / "renamed.onnx")
-    assert modelexport.verify(exported, against=given).agrees
+    assert modelexport.verify_against(exported, given).agrees
     assert (
         modelexport.retag(tmp_path / "renamed.onnx", source=given, output=tmp_path / "tagged.onnx").coverage.exact == 80
     )
@@ -181,21 +181,15 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
             path, {"x": -1}
         ),
         "place: rules takes Iterable[str | ": lambda: modelexport.place(path, 5),  # type: ignore[arg-type]
-        "the model is a int": lambda: modelexport.verify(5, inputs, new),
-        "the inputs of the model are missing": lambda: modelexport.verify(model, new),  # type: ignore[call-overload]
-        "the model comes first": lambda: modelexport.verify(new, model, inputs),
+        "verify: model takes torch.nn.modules.module.Module, not Posix": lambda: modelexport.verify(new, model, inputs),
         "Linear does not run with": lambda: modelexport.verify(model, torch.ones(2, 5), new),
     }
     for text, call in calls.items():
         with pytest.raises(modelexport.errors.UsageError) as error:
             call()
         assert str(error.value).startswith(text) and "\n" not in str(error.value)
-    for arguments, keywords in (
-        ((model, inputs, new), {"against": path}),
-        ((new,), {"results": path, "against": path}),
-    ):
-        with pytest.raises(TypeError, match="unexpected keyword argument 'against'"):
-            modelexport.verify(*arguments, **keywords)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'path'"):
+        modelexport.verify(model, new)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(modelexport.export)) is modelexport.export
     assert inspect.signature(modelexport.profile).parameters["runs"].default == 10
 
@@ -239,15 +233,17 @@ def test_a_report_has_the_verdict_of_a_call_by_its_address(results: dict[str, An
         results["VerifyReport"]["blocks.99"]
 
 
-def test_verify_takes_a_file_another_file_stages_a_package_and_a_model(results: dict[str, Any]) -> None:
+def test_a_file_stages_and_a_package_are_verified_by_a_function_each(results: dict[str, Any]) -> None:
     file, inputs, steps = results["ExportResult"], {"x": torch.ones(2, 4)}, list[str]()
-    assert modelexport.verify(file).agrees
-    assert modelexport.verify(results["Split"], against=file).agrees
-    with_model = modelexport.verify(results["model"], inputs, file, progress=steps.append)
-    assert with_model.agrees and "verify: every call" in steps
-    assert modelexport.verify(results["model"], inputs, results["PackageResult"]).agrees
-    with pytest.raises(modelexport.ModelExportError, match="stages: give the split file with --against"):
+    modelexport.verify(results["model"], inputs, file, progress=steps.append)
+    assert "verify: every call" in steps
+    assert modelexport.verify_reference(file).agrees
+    assert modelexport.verify_stages(results["Split"], file).agrees
+    assert modelexport.verify_package(results["model"], inputs, results["PackageResult"]).agrees
+    with pytest.raises(modelexport.ModelExportError, match="is a folder: give verify_package"):
         modelexport.verify(results["model"], inputs, results["Split"])
+    with pytest.raises(modelexport.ModelExportError, match="consists of stages: give compare"):
+        modelexport.verify_package(results["model"], inputs, results["Split"])
 
 
 def test_a_result_opens_its_file_in_onnx_runtime(results: dict[str, Any]) -> None:
@@ -293,13 +289,3 @@ def test_help_shows_every_option_of_an_export() -> None:
     )
     assert "check: ``False``: do not run the file" in text and "separate_prefill" not in text
     assert "\n    Raises:" in text
-
-
-def test_help_of_verify_shows_the_keywords_of_all_cases(results: dict[str, Any]) -> None:
-    parameters = inspect.signature(modelexport.verify).parameters.values()
-    assert {"against", "modules", "bound", "perturb", "others", "new_tokens", "steps"} <= {
-        one.name for one in parameters
-    }
-    assert not [one for one in parameters if one.kind is one.VAR_KEYWORD]
-    with pytest.raises(TypeError, match="new_tokens"):
-        modelexport.verify(results["ExportResult"], against=results["ExportResult"], new_tokens=3)

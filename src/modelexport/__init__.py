@@ -6,8 +6,9 @@
     modelexport.verify(model, inputs, "bert.onnx")              # every module call compared with PyTorch
     modelexport.extract("bert.onnx", "encoder.layer.0", "layer.onnx")
 
-Export and check: export, export_package, verify, verify_generation, verify_pipeline, verify_reference, verify_against.
-Look: load, compare, cost, profile, values, sensitivity, hierarchy.
+Export and check: export, export_package, verify, verify_package, verify_reference, verify_on_device.
+Two files: compare, verify_against, verify_stages.
+Look: load, cost, profile, values, sensitivity, hierarchy.
 Change: extract, split, replace, place, rename, quantize, update_weights, merge_adapters, adapters_as_inputs.
 Files of others: adopt, retag, strip, inline. Back to PyTorch: to_torch.
 

@@ -11,6 +11,9 @@ from modelexport.packages.measured_parts import cost_parts as cost_parts
 from modelexport.packages.measured_parts import profile_parts as profile_parts
 from modelexport.packages.package_export import PackageResult as PackageResult
 from modelexport.packages.package_export import export_package as export_package
+from modelexport.packages.package_kinds import verify_package as verify_package
+from modelexport.packages.stage_runs import run_chain as run_chain
+from modelexport.packages.stage_runs import verify_stages as verify_stages
 from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
 from modelexport.pytorch.hierarchy_overview import hierarchy as hierarchy
 from modelexport.pytorch.inputs.example_inputs import example_inputs as example_inputs
@@ -33,10 +36,11 @@ from modelexport.tools.cut.renaming import rename as rename
 from modelexport.tools.cut.replacing import Replaced as Replaced
 from modelexport.tools.cut.replacing import replace as replace
 from modelexport.tools.cut.splitting import Split as Split
-from modelexport.tools.cut.stage_runs import run_chain as run_chain
 from modelexport.tools.cut.substitutes.custom_operator import CustomOperator as CustomOperator
 from modelexport.tools.cut.substitutes.from_model import FromModel as FromModel
 from modelexport.tools.cut.substitutes.substitute import Identity as Identity
+from modelexport.tools.devices.device_verification import verify_on_device as verify_on_device
+from modelexport.tools.devices.kits import verify_results as verify_results
 from modelexport.tools.devices.placing import Placement as Placement
 from modelexport.tools.devices.placing import place as place
 from modelexport.tools.figures.values import values as values
@@ -49,8 +53,8 @@ from modelexport.tools.quantize.quantized_packages import quantize_package as qu
 from modelexport.tools.quantize.quantized_packages import quantize_within as quantize_within
 from modelexport.tools.quantize.sensitivity import sensitivity as sensitivity
 from modelexport.tools.to_torch.to_torch import to_torch as to_torch
-from modelexport.verification import verify as verify
 from modelexport.verify.against_reference import verify_reference as verify_reference
+from modelexport.verify.verify import verify as verify
 from modelexport.verify.verify_report import VerifyReport as VerifyReport
 from modelexport.weights.weight_updates import update_weights as update_weights
 

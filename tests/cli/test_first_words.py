@@ -185,7 +185,7 @@ def test_a_model_instead_of_a_file_and_a_class_instead_of_a_function_are_explain
 
 
 def test_verify_says_where_a_model_is_given() -> None:
-    assert "give a model with --model, another file with --against" in run("verify", "a.onnx", "bert-tiny").stderr
+    assert "give a model with --model, a module with --module" in run("verify", "a.onnx", "bert-tiny").stderr
 
 
 def test_a_wrong_weight_is_counted_among_all_parameters(exported: Exporter, tmp_path: Path) -> None:
@@ -217,15 +217,13 @@ def test_why_nothing_was_quantized_is_said_as_it_is(exported: Exporter, tmp_path
 def test_arguments_in_the_wrong_order_are_given_in_the_right_one(exported: Exporter, tmp_path: Path) -> None:
     source = exported("blocks").path
     (weights := tmp_path / "w.safetensors").write_bytes(b"")
-    (folder := tmp_path / "stages").mkdir()
     for arguments, told in (
         (["update-weights", weights, source, "-o", "o.onnx"], f"give update-weights {source} {weights}"),
-        (["verify", source, "--against", folder], f"give verify {folder} --against {source}"),
         (["tree", source, "block.0"], "modules are taken by `modelexport nodes`"),
-        (["verify", source, "--against", source, "--bound", "2%"], "it is not a number, as 0.02 is, which is 2 %"),
+        (["compare", source, source, "--bound", "2%"], "it is not a number, as 0.02 is, which is 2 %"),
         (["extract", source, "--to", "nosuch", "-o", "o.onnx"], f"`modelexport nodes {source} . --json` lists them"),
     ):
         done = run(*arguments, cwd=tmp_path)
         assert done.returncode == 2 and told in done.stderr, (arguments, done.stderr)
     with pytest.raises(UsageError, match=r"run_chain: folder takes str | Path, not {}"):
-        modelexport.run_chain({}, folder)
+        modelexport.run_chain({}, tmp_path)

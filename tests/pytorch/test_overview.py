@@ -105,14 +105,14 @@ def test_a_report_has_coverage_and_cost_on_one_page(exported: Exporter, tmp_path
 
 
 def test_errors_of_a_verification_are_a_column(tmp_path: Path) -> None:
+    from modelexport.tables.columns import ERROR
     from modelexport.tables.costs import cost
-    from modelexport.tools.figures.report_page import with_errors
 
     case = models.case("blocks")
     model = case.build()
     modelexport.export(model, case.inputs(), tmp_path / "blocks.onnx")
     report = modelexport.verify(model, case.inputs(), tmp_path / "blocks.onnx")
-    table = with_errors(cost(tmp_path / "blocks.onnx"), report)
+    table = cost(tmp_path / "blocks.onnx").with_column(ERROR, report.errors)
     rows = {row.address: row for row in table.rows()}
     found = {call.address or ".": call for call in report.calls}
     assert table.document()["columns"]["error"] == "error, share of size"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from exports import Shared
-from modelexport import export, load, verify
+from modelexport import export, load, verify, verify_against, verify_reference
 from modelexport.errors import FileFormatError, UsageError
 
 X = {"x": torch.linspace(-2, 2, 24).reshape(3, 8), "scale": torch.tensor(2.0)}
@@ -61,7 +61,7 @@ def test_a_call_agrees_with_its_call_of_the_model_and_with_the_whole_file(files:
     assert with_model.agrees and len(with_model.calls) == calls, with_model
     assert [one.status for one in with_model.outputs] == ["agree"] * len(load(part).model.graph.outputs)
     for first, second in ((part, files / "whole.onnx"), (files / "whole.onnx", part)):
-        report = verify(first, against=second)
+        report = verify_against(first, second)
         assert report.agrees and len(report.calls) == calls, report
 
 
@@ -72,7 +72,7 @@ def test_a_fault_in_it_is_named(files: Path, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "wrong.onnx")
     wrong = verify(Model(), X, tmp_path / "wrong.onnx").diverging
     assert wrong is not None and (wrong.address, wrong.first_node) == ("block@1", node.name)
-    report = verify(tmp_path / "wrong.onnx", against=files / "whole.onnx")
+    report = verify_against(tmp_path / "wrong.onnx", files / "whole.onnx")
     assert not report.agrees and report.first_beyond == "block.norm@1"
 
 
@@ -90,5 +90,5 @@ def test_inputs_of_which_the_file_does_not_tell_are_known_by_shape(files: Path) 
 
 
 def test_what_is_missing_is_said(files: Path) -> None:
-    with pytest.raises(UsageError, match=r"is the call 'block@1' of whole.onnx: give that file with --against, or the"):
-        verify(files / "block1.onnx")
+    with pytest.raises(UsageError, match=r"is the call 'block@1' of whole.onnx: compare the two"):
+        verify_reference(files / "block1.onnx")

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from exports import Exporter
-from modelexport import export, export_package, verify, verify_reference
+from modelexport import export, export_package, verify, verify_package, verify_reference
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.packages.part_reports import PartReports
+from modelexport.packages.stage_runs import StagesReport
 from modelexport.tools.generate.verify_by_generation import GenerationReport, GenerationRun
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport
 from modelexport.traces import runtime_causes
 from modelexport.traces.array_differences import Difference, Verdict
-from modelexport.verification import StagesReport
 from modelexport.verify import onnxruntime_outputs
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify_report import (
@@ -177,7 +177,7 @@ def test_nothing_compared_is_not_agreement(tmp_path: Path) -> None:
     content["parts"][0]["name"] = "network"
     manifest.write_text(json.dumps(content))
     with pytest.raises(UsageError, match="has the part network, and the model gives model: give the model"):
-        verify(nn.Linear(3, 2).eval(), inputs, tmp_path / "package")
+        verify_package(nn.Linear(3, 2).eval(), inputs, tmp_path / "package")
 
 
 def test_a_reason_that_does_not_fit_keeps_its_beginning() -> None:

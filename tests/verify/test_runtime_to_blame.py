@@ -11,12 +11,12 @@ import torch
 
 from graph_texts import written
 from modelexport import ModelExportError, to_torch, verify, verify_against
+from modelexport.packages.stage_runs import verify_stages
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.compare.change_checks import check_changes
 from modelexport.tools.compare.loss_text import format_losses
 from modelexport.tools.cut.splitting import split
-from modelexport.tools.cut.stage_runs import verify_stages
 from modelexport.tools.optimizers.optimize_tools import optimize_file
 from runtime_files import runtime_files
 
@@ -93,7 +93,7 @@ def test_outputs_that_depend_on_other_random_numbers_are_not_compared(tmp_path: 
 def test_stages_that_draw_random_numbers_are_not_accused(tmp_path: Path) -> None:
     whole = written(tmp_path / "first.onnx", DRAWN % ("2", "r", "r"))
     split(read_tagged(whole), tmp_path / "stages", stages=2)
-    assert [output.status for output in verify_stages(tmp_path / "stages", whole)] == ["not compared", "agree"]
+    assert [output.status for output in verify_stages(tmp_path / "stages", whole).outputs] == ["not compared", "agree"]
 
 
 def test_a_tool_writes_nothing_wrong_and_names_the_optimizer(tmp_path: Path) -> None:

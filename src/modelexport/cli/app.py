@@ -36,7 +36,7 @@ _INTERNAL = 70
 _NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
 _EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((.+)\)")
 _NO_NUMBER = "it is not a number, as 0.02 is, which is 2 %"
-_GIVEN_WITH = {"--model": "a model", "--against": "another file", "--module": "a module"}
+_GIVEN_WITH = {"--model": "a model", "--module": "a module"}
 """The options that take what people give as an argument."""
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from modelexport.core.selectors import find_call
 from modelexport.core.text import short_repr
@@ -31,14 +31,26 @@ class Shown:
         return f"<div><code>{html.escape(repr(self))}</code><table>{''.join(lines)}</table>{more}</div>"
 
 
-class Written(Shown):
-    """A result that was written: ``os.fspath`` gives the path, so that it can be given wherever a file is taken."""
+class Report(Shown):
+    """What a comparison found. A subclass defines ``verdict``, or ``agrees``."""
 
     __slots__ = ()
-    path: Any
 
-    def __fspath__(self) -> str:
-        return str(self.path)
+    @property
+    def verdict(self) -> Literal["agree", "tie", "differ", "not compared"]:
+        """``agree``, ``differ`` or ``not compared``."""
+        return "agree" if self.agrees else "differ"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared and nothing differs."""
+        return self.verdict == "agree"
+
+    @property
+    def document(self) -> Any:
+        """What ``--json`` prints: the verdict and the fields."""
+        fields: Iterable[str] = getattr(self, "__struct_fields__", ())
+        return {name: getattr(self, name) for name in ("verdict", "agrees", *fields)}
 
 
 class _Addressed(Protocol):
@@ -52,14 +64,31 @@ class _Addressed(Protocol):
 Entry = TypeVar("Entry", bound=_Addressed)
 
 
-def entry_of(entries: Iterable[Entry], name: str, where: object) -> Entry:
-    """The entry of a call, by its address or tag: see :func:`find_call`.
+class CallReport(Report, Generic[Entry]):
+    """A comparison with an entry for each call."""
 
-    Raises:
-        NoSuchCallError: No call matches, or several do.
-    """
-    by_address = {entry.address or ".": entry for entry in entries}
-    return by_address[find_call(name, {address: entry.tag for address, entry in by_address.items()}, where=where)]
+    __slots__ = ()
+    calls: Sequence[Entry]
+
+    def __getitem__(self, name: str) -> Entry:
+        """The entry of the call with an address or a tag.
+
+        Raises:
+            NoSuchCallError: No call matches, or several do.
+        """
+        by_address = {entry.address or ".": entry for entry in self.calls}
+        tags = {address: entry.tag for address, entry in by_address.items()}
+        return by_address[find_call(name, tags, where="the report")]
+
+
+class Written(Shown):
+    """A result that was written: ``os.fspath`` gives the path, so that it can be given wherever a file is taken."""
+
+    __slots__ = ()
+    path: Any
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
 
 def error_text(error: float | None) -> str:

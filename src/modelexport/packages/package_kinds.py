@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -28,13 +29,14 @@ from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.part_reports import PartReports
 from modelexport.packages.shared_weights import share_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.runtime.devices import CPU
+from modelexport.tagged.package import Package, read_package
 from modelexport.tools import kinds_of_tools
 from modelexport.weights import WeightsMode
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
     from modelexport.capture.exported_graph import Exported
-    from modelexport.tagged.package import Package
 
 AUTO, WHOLE = "auto", "whole"
 Loads = Literal["memory", "files", "auto"]
@@ -63,7 +65,7 @@ class PackageKind:
     verified_in_memory = False
     """Whether a verification runs the model whole, so that its weights are in memory."""
     verified_with: Collection[str] = ("weights", "progress")
-    """The keywords of ``verify`` that it takes."""
+    """The keywords of ``verify_package`` that :meth:`verify` takes, beside ``provider``."""
 
     def find(self, spec: str) -> Path | None:
         """The folder that ``spec`` names, if it has a layout that this kind loads; ``None`` otherwise."""
@@ -196,7 +198,7 @@ class PackageKind:
         return verify_parts([ModelPart("model", model, inputs)], package, **how)
 
     def text_of_report(self, report: Any) -> str | None:
-        """What :meth:`verify` returned, as text for people; ``None`` for reports of parts, which all kinds share."""
+        """What :meth:`verify` returned, as text for people; ``None`` for ``PartReports``, which kinds share."""
         return None
 
 
@@ -305,7 +307,9 @@ def kind_of_package(package: Package, model: nn.Module) -> PackageKind:
     name = package.manifest.kind
     kinds = [kind for kind in package_kinds() if kind.name == name]
     if name == "stages":
-        raise UsageError(f"{package.folder} is a package of kind {name}: give the split file with --against")
+        raise UsageError(
+            f"{package.folder} consists of {name}: give compare {package.folder}/ FILE --numbers, with the split file"
+        )
     if not kinds:
         raise UsageError(f"{package.folder} is a package of kind {name}, which no installed tool knows: install it")
     for kind in kinds:
@@ -313,6 +317,41 @@ def kind_of_package(package: Package, model: nn.Module) -> PackageKind:
             return kind
     needs = " or ".join(kind.needs for kind in kinds)
     raise UsageError(f"{type(model).__name__} is not {needs}: give the model that {package.folder} was exported from")
+
+
+def verify_package(
+    model: Any,
+    inputs: Mapping[str, Any] | Sequence[Any] | None,
+    folder: str | os.PathLike[str],
+    *,
+    provider: str = CPU,
+    new_tokens: int = 64,
+    steps: int = 4,
+    seed: int = 0,
+    weights: Weights | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Any:
+    """Compare a package with the model or the pipeline that it was exported from.
+
+    Args:
+        inputs: Of the model, prompts, or arguments of a pipeline; ``None`` for those that are made.
+        provider: The execution provider of ONNX Runtime.
+        new_tokens: The number of tokens to generate with a package that generates.
+        steps, seed: Of the scheduler of a pipeline, and of the random numbers of its run.
+        weights: The places of the weights of a model that was built without them.
+        progress: Called with the name of each step.
+
+    Returns:
+        The report of the kind: ``agrees`` for each; a package of parts has that of each in ``parts``.
+
+    Raises:
+        FileFormatError: The folder is not a package, or is damaged.
+        UsageError: The model is not the one that was exported.
+    """
+    package, module = read_package(Path(folder)), as_module(model)
+    kind = kind_of_package(package, module)
+    every = {"new_tokens": new_tokens, "steps": steps, "seed": seed, "weights": weights, "progress": progress}
+    return kind.verify(module, inputs, package, provider=provider, **{name: every[name] for name in kind.verified_with})
 
 
 def verify_parts(parts: Iterable[ModelPart], package: Package, **how: Any) -> PartReports:

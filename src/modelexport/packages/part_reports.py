@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.core.result_display import Rows, Shown
+import msgspec
+
+from modelexport.core.result_display import Report, Rows
+from modelexport.verify.verify_report import ParameterReport, VerifyReport
 
 if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.tagged.package import Package
-    from modelexport.verify.verify_report import ParameterReport, VerifyReport
 
 
-@dataclass(frozen=True, repr=False)
-class PartReports(Shown):
+class PartReports(Report, msgspec.Struct, frozen=True):
     """The comparison of each part of a package, module by module."""
 
     parts: Mapping[str, VerifyReport]
@@ -26,6 +26,10 @@ class PartReports(Shown):
     def agrees(self) -> bool:
         """Whether every part agrees."""
         return bool(self.parts) and all(report.agrees for report in self.parts.values())
+
+    @property
+    def document(self) -> Any:
+        return super().document | {"parts": {name: report.document for name, report in self.parts.items()}}
 
     def _table(self) -> Rows:
         yield "part", "what"
@@ -43,7 +47,6 @@ def first_wrong_module(model: nn.Module, inputs: Mapping[str, Any], file: Path, 
 def verify_parameters_of_parts(model: nn.Module, package: Package) -> ParameterReport:
     """The comparison of the parameters of all parts with the model's ``state_dict``, bit for bit."""
     from modelexport.verify.parameters_in_pytorch import verify_parameters
-    from modelexport.verify.verify_report import ParameterReport
 
     reports = {name: verify_parameters(model, file) for name, file in package.files.items()}
 

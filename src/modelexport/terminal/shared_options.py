@@ -27,8 +27,9 @@ SELECTORS = argument(
     metavar="SELECTOR...",
 )
 # A declared option that dataclasses share has to have one name in all of them: the field object keeps the last one.
+CPU = "CPUExecutionProvider"  # as in runtime/devices.py, which imports ONNX Runtime
 DEVICE = option(
-    "CPUExecutionProvider",
+    CPU,
     "The device to run on: NAME[,option=value...], such as qnn or cuda,device_id=1; see `modelexport devices`.",
     flag="--device --provider",
     metavar="NAME",
@@ -64,7 +65,7 @@ def device_text(provider: str, through: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationData:
-    """Inputs for methods that measure ranges"""
+    """Inputs to measure with"""
 
     data: Path | None = option(
         None, ".npz, .safetensors, .jsonl, text (one run per line), or a folder of images.", metavar="DATA", file="read"

@@ -15,6 +15,9 @@ from modelexport.tables.columns import sorted_by
 from modelexport.terminal.printing import Style, styled, wants_colour
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from modelexport.core.calls import ModuleCall
     from modelexport.core.selectors import Selection
     from modelexport.tables.columns import Column
     from modelexport.tables.table import By, FigureRow, Table
@@ -125,6 +128,18 @@ def format_csv(tables: Mapping[str, tuple[Table, Sequence[FigureRow]]]) -> str:
         for name, outside in table.outside_rows:
             writer.writerow([*first, name, "", "", "", *_numbers(table, names, outside, outside)])
     return text.getvalue()
+
+
+def show_errors(table: Table, errors: Mapping[ModuleCall, float] | None, html: Path | None, *, as_csv: bool) -> None:
+    """Write a table with the errors of calls, if it has none yet, to a page, and print it as CSV."""
+    from modelexport.tables.columns import ERROR
+    from modelexport.tables.html_page import Page, write_page
+
+    table = table if errors is None else table.with_column(ERROR, errors)
+    if html is not None:
+        write_page(html, Page(table, ERROR.name))
+    if as_csv:
+        print(format_csv({"": (table, table.rows())}), end="")
 
 
 def _numbers(table: Table, names: Sequence[str], alone: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:

@@ -214,8 +214,8 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
     path = reference_path(tagged.path)
     if not path.is_file():
         raise FileFormatError(
-            f"there is no {path} to verify {tagged.path} with: give the model with --model, another file with "
-            f"--against, or export with --reference"
+            f"there is no {path} to verify {tagged.path} with: give the model with --model, or "
+            "export with --reference; another file is compared by `modelexport compare FILE OTHER --numbers`"
         )
     stored = _read(path)
     names = {value.name for value in required_inputs(tagged.model)}

@@ -42,8 +42,8 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
     chosen = tagged.select(*modules).calls if modules else ()
     if tagged.cut is not None and not reference_path(tagged.path).is_file():
         raise UsageError(
-            f"{tagged.path} is the call '{tagged.cut.call}' of {tagged.cut.file}: give that file with --against, or "
-            "the model with --model"
+            f"{tagged.path} is the call '{tagged.cut.call}' of {tagged.cut.file}: compare the two "
+            "(compare FILE WHOLE --numbers), or give the model with --model"
         )
     with open_reference(tagged) as reference:
         for call in chosen:

@@ -33,7 +33,7 @@ def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, reference: Trace) -> di
         if value not in tensors:
             raise UsageError(
                 f"{tagged.path}: '{value.name}' is not an argument of '{cut.call}', so that a run of the model does "
-                f"not give it: compare with the file that it was cut from (--against {cut.file})"
+                f"not give it: compare with the file that it was cut from (compare {tagged.path} {cut.file} --numbers)"
             )
         array, dtype = array_of(tensors[value]), value.dtype
         narrows = not reference.is_float64 and dtype is not None and array.dtype.kind == "f"
@@ -52,8 +52,8 @@ def refuse_stage(path: Path, whole: str | Path) -> None:
     """
     if (folder := folder_of_stages(path)) is not None:
         raise UsageError(
-            f"{path} is a stage of a split file: verify all stages together, modelexport verify {folder}/ "
-            f"--against {whole}"
+            f"{path} is a stage of a split file: compare all stages together, modelexport compare {folder}/ "
+            f"{whole} --numbers"
         )
 
 

@@ -23,7 +23,8 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
-from modelexport.files.path_or_model import Source
+from modelexport.errors import UsageError
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
@@ -49,8 +50,6 @@ from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.bytes_of_entries import Weights
 
-Tell = Callable[[str], None]
-
 
 @exclusive
 def verify(
@@ -65,7 +64,7 @@ def verify(
     perturb: bool | None = None,
     others: bool = True,
     kept: dict[Hashable, Any] | None = None,
-    tell: Tell = lambda text: None,
+    progress: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Compare every output, every call and every parameter of a file with its model.
 
@@ -80,13 +79,16 @@ def verify(
         perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
         others: Also compare outputs on padded masks, other ids and numbers, and other sizes of dynamic axes.
         kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
-        tell: Called with the name of each step.
+        progress: Called with the name of each step.
 
     Raises:
         FileFormatError: It is not an ONNX file, or its weights files have changed.
         InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
+    tell = progress or (lambda step: None)
+    if as_path(path).is_dir():
+        raise UsageError(f"{path} is a folder: give verify_package(model, inputs, folder)")
     with only_new_garbage():
         tagged = open_for(model, path)
         known_sidecar = sidecar or tagged.hierarchy  # what is used of it, if it was written with the file

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.core.calls import ModuleCall
+from modelexport.core.result_display import CallReport, Rows, error_text
 from modelexport.core.text import plural
 from modelexport.traces.array_differences import Difference, Verdict
 
@@ -91,7 +92,7 @@ _SHOWN_FIRST: Sequence[CallStatus] = ("differ", "not compared", "tie")
 """The statuses of calls whose rows a notebook shows before all others."""
 
 
-class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(CallReport[CallVerdict], msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file with the model it was exported from."""
 
     outputs: list[Difference]
@@ -120,14 +121,6 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         outputs = f"{plural(len(self.outputs), 'output')} within {self.largest:.1e}"
         return f"<VerifyReport: {self.verdict}; {outputs}; calls: {counts}{first}>"
 
-    def __getitem__(self, name: str) -> CallVerdict:
-        """The verdict of the call with an address or a tag.
-
-        Raises:
-            NoSuchCallError: No call matches, or several do.
-        """
-        return entry_of(self.calls, name, "the report")
-
     def _table(self) -> Rows:
         yield "call", "tag", "status", "end to end", "per module", "reason"
         for verdict in sorted(self.calls, key=lambda call: (*_SHOWN_FIRST, call.status).index(call.status)):
@@ -149,9 +142,15 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return "agree"
 
     @property
-    def agrees(self) -> bool:
-        """Whether something was compared and nothing differs."""
-        return self.verdict == "agree"
+    def document(self) -> Any:
+        return {"diverging": self.diverging} | super().document
+
+    @property
+    def errors(self) -> dict[ModuleCall, float]:
+        """How far off what each call computes is, as a share of its size: from the right values before it, or where
+        PyTorch's are not known there, in a run of the whole."""
+        worst = {call.address: call.per_module or (call.end_to_end if call.nodes else None) for call in self.calls}
+        return {ModuleCall.parse(a): d.relative for a, d in worst.items() if d is not None and d.relative is not None}
 
     @property
     def diverging(self) -> CallVerdict | None:

@@ -27,11 +27,11 @@ from modelexport.errors import FileFormatError, UsageError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
+from modelexport.packages.stage_runs import run_chain
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.package import read_package
 from modelexport.tools.adapters.merged_packages import merge_adapters_into_package
 from modelexport.tools.cut.splitting import split
-from modelexport.tools.cut.stage_runs import run_chain
 from peft_adapters import CASES, AdapterCase
 
 TOLERANCE = 1e-5

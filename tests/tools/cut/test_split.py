@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 import modelexport
 from exports import Exporter
 from graph_texts import written
-from modelexport import load, verify
+from modelexport import load, verify, verify_against, verify_stages
 from modelexport.errors import FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.packages.stage_runs import read_stages, run_chain
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.runtime.shapes import find_shapes
 from modelexport.tools.cut.node_timeline import Timeline
 from modelexport.tools.cut.splitting import split
 from modelexport.tools.cut.stage_balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
-from modelexport.tools.cut.stage_runs import read_stages, run_chain
 
 SPLIT = [
     "blocks",
@@ -161,12 +161,12 @@ def test_one_stage_is_not_compared_as_if_it_were_the_whole_file(exported: Export
     source = exported("blocks").path
     split(load(source), tmp_path / "parts", stages=2)
     stage = tmp_path / "parts" / "stage_1.onnx"
-    for first, second in ((stage, source), (source, stage), (stage, None)):
-        with pytest.raises(UsageError, match=r"is a stage of a split file: .* modelexport verify .*parts/ --against"):
-            verify(first, against=second)
+    for first, second in ((stage, source), (source, stage)):
+        with pytest.raises(UsageError, match=r"is a stage of a split file: .* modelexport compare .*parts/ "):
+            verify_against(first, second)
     with pytest.raises(UsageError, match="is a stage of a split file"):
         verify(torch.nn.Linear(2, 2), (torch.ones(1, 2),), stage)
-    assert verify(stage, against=stage).agrees, "two versions of one stage can be compared"
+    assert verify_against(stage, stage).agrees, "two versions of one stage can be compared"
 
 
 def test_each_stage_has_its_layers_cache(exported: Exporter, tmp_path: Path) -> None:
@@ -247,14 +247,14 @@ def test_stages_return_sequences_and_outputs_that_cannot_be_compared(tmp_path: P
         ["/a/Sinh"] a = Sinh (x)  ["/b/Abs"] b = Abs (a)  ["/b/Add"] i = Add (b, huge)
         ["/b/SplitToSequence"] s = SplitToSequence (a)  ["/c/Cosh"] y = Cosh (a) }"""
     file = written(tmp_path / "file.onnx", text)
-    report = verify(split(load(file), tmp_path / "stages", stages=2), against=file)
+    report = verify_stages(split(load(file), tmp_path / "stages", stages=2), file)
     assert report.agrees and {output.name: output.status for output in report.outputs} == {
         **{f"s[{index}]": "agree" for index in range(4)}, "i": "not compared", "y": "agree",
     }  # fmt: skip
     manifest = tmp_path / "stages" / "modelexport.json"
     manifest.write_text(manifest.read_text().replace('"stages"', '"whole"', 1))
     with pytest.raises(FileFormatError, match=r"of kind 'whole', not of stages: give a part \(stage_0.onnx, stage_1"):
-        verify(manifest.parent, against=file)
+        verify_stages(manifest.parent, file)
 
 
 def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> None:

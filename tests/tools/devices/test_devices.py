@@ -14,7 +14,7 @@ import torch
 from commands import run
 from exports import Shared
 from graph_texts import written
-from modelexport import export, load, quantize, verify
+from modelexport import export, load, quantize, verify_on_device
 from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import part_process
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_device_is_one_line(file: Path, device: str, messag
     if device in {found.name for found in find_devices()}:
         pytest.skip("this machine has it")
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
-        verify(file, device=device)
+        verify_on_device(file, device=device)
     done = run("verify", file, "--device", device)
     assert done.returncode == 2
     assert message in done.stderr
@@ -241,7 +241,7 @@ def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: 
     piece = PieceCutter(load(tmp_path / "model.onnx"), inputs).whole()
     assert inputs_with_dynamic_axes(piece.model, inputs) == ["x"]
     assert [list(value.shape or ()) for value in with_sizes(piece.model, inputs).graph.inputs] == [[3, 6, 8]]
-    report = verify(tmp_path / "model.onnx", device="cpu", inputs=inputs)
+    report = verify_on_device(tmp_path / "model.onnx", device="cpu", inputs=inputs)
     assert report.agrees
     told = "dynamic axes had the sizes of the inputs, as devices that compile need: x [3, 6, 8]"
     assert told in report.notes
@@ -279,17 +279,18 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
 def test_a_file_agrees_only_if_all_of_its_outputs_were_compared(tmp_path: Path) -> None:
     text = """g (float[2] x) => (float[2] y, seq(float[2]) z)
         { ["/a/Relu"] y = Relu(x) ["/b/SequenceConstruct"] z = SequenceConstruct(x, y) }"""
-    report = verify(written(tmp_path / "both.onnx", text), device="cpu", keep=False)
+    report = verify_on_device(written(tmp_path / "both.onnx", text), device="cpu", keep=False)
     assert (report.whole.status, report.agrees) == ("not compared", False)
     assert report.whole.reason == "an output is a sequence, or its right numbers are not finite or cannot be computed"
     assert format_device(report).splitlines()[-1].startswith("not compared: on cpu")
     alone = text.replace("float[2] y, ", "")
-    assert verify(written(tmp_path / "alone.onnx", alone), device="cpu", keep=False).whole.status == "not compared"
+    report = verify_on_device(written(tmp_path / "alone.onnx", alone), device="cpu", keep=False)
+    assert report.whole.status == "not compared"
     never = "g (float[2] x) => (float[2] y) { z = Abs(x) n = Neg(z) y = Log(n) }"
-    assert verify(written(tmp_path / "never.onnx", never), device="cpu", keep=False).verdict == "not compared"
+    assert verify_on_device(written(tmp_path / "never.onnx", never), device="cpu", keep=False).verdict == "not compared"
 
 
 def test_a_recipe_that_is_not_ours_is_refused_before_the_device_is_tried(file: Path, tmp_path: Path) -> None:
     (tmp_path / "fixed.recipe.yaml").write_text("rules: []\n")
     with pytest.raises(OutputError, match=r"fixed\.recipe\.yaml exists and was not written by modelexport"):
-        verify(file, device="cpu", fix=tmp_path / "fixed.onnx")
+        verify_on_device(file, device="cpu", fix=tmp_path / "fixed.onnx")

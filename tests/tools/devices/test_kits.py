@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from commands import run
-from modelexport import export, verify
+from modelexport import export, verify_results
 from modelexport.errors import UsageError
 from modelexport.tools.devices.kits import write_kit
 
@@ -35,7 +35,7 @@ def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path
     assert run("kit", file, "-o", kit, "--module", "last").returncode == 0
     subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
     right = json.loads((kit / "results.json").read_text())
-    assert verify(file, results=kit / "results.json").agrees
+    assert verify_results(file, results=kit / "results.json").agrees
     damaged = tmp_path / "results.json"
 
     def refused(change: Callable[[Any], None], model: Path = file, **how: Any) -> str:
@@ -43,7 +43,7 @@ def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path
         change(results)
         damaged.write_text(json.dumps(results))
         with pytest.raises(UsageError) as raised:
-            verify(model, results=damaged, **how)
+            verify_results(model, results=damaged, **how)
         assert "\n" not in str(raised.value)
         return str(raised.value)
 
@@ -57,9 +57,9 @@ def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path
     assert "missing required field `kit`" in refused(lambda results: results.clear())
     assert "nan is not a bound" in refused(lambda results: None, bound=float("nan"))
     with pytest.raises(UsageError, match="is not a regular file but a folder"):
-        verify(file, results=tmp_path)
+        verify_results(file, results=tmp_path)
     damaged.write_text(json.dumps(right | {"parts": {".": {"status": "crashed", "message": "one\ntwo\x1b[31m"}}}))
-    report = verify(file, results=damaged)
+    report = verify_results(file, results=damaged)
     assert (report.agrees, report.whole.status, report.whole.reason) == (False, "crashed", "one\\ntwo\\x1b[31m")
 
 
@@ -83,10 +83,10 @@ def test_a_kit_knows_the_weights_files_of_its_model(tmp_path: Path) -> None:
     )
     write_kit(file, kit, modules=["last"])
     subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
-    assert verify(file, results=kit / "results.json").agrees
+    assert verify_results(file, results=kit / "results.json").agrees
     data.write_bytes(bytes(len(data.read_bytes())))
     with pytest.raises(UsageError, match="was made from another file"):
-        verify(file, results=kit / "results.json")
+        verify_results(file, results=kit / "results.json")
 
 
 def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) 
         subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
         return kit / "results.json"
 
-    report = verify(file, results=results())
+    report = verify_results(file, results=results())
     assert report.agrees
     assert (report.device.name, report.whole.nodes.keys()) == ("cpu", {"CPUExecutionProvider"})
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from commands import run
-from modelexport import export, sensitivity, verify
+from modelexport import export, sensitivity, verify_on_device
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs onnxruntime-qnn: `make test-devices`"
@@ -34,7 +34,7 @@ def test_the_wrong_span_is_named_and_kept_apart(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "model.onnx"
     export(Embeddings(), {"ids": torch.randint(0, 50, (2, 16))}, file)
-    report = verify(file, device="qnn", fix=tmp_path / "fixed.onnx")
+    report = verify_on_device(file, device="qnn", fix=tmp_path / "fixed.onnx")
     assert report.whole.status == "off"
     assert [piece.operators for piece in report.culprits] == [["Add", "LayerNormalization"]]
     assert report.fix is not None

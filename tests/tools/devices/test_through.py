@@ -42,8 +42,8 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_file_runs_behind_the_command(product: Path) -> None:
-    here = modelexport.verify(product, device="cpu", keep=False)
-    there = modelexport.verify(product, device="cpu through env A=1", keep=False)
+    here = modelexport.verify_on_device(product, device="cpu", keep=False)
+    there = modelexport.verify_on_device(product, device="cpu through env A=1", keep=False)
     assert there.agrees == here.agrees
 
 
@@ -52,7 +52,7 @@ def test_what_a_login_says_first_is_passed_over() -> None:
 
 
 def test_nothing_is_left_there(product: Path, tmp_path: Path) -> None:
-    modelexport.verify(product, device=f"cpu through env TMPDIR={tmp_path}", keep=False)
+    modelexport.verify_on_device(product, device=f"cpu through env TMPDIR={tmp_path}", keep=False)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
@@ -116,7 +116,7 @@ def test_an_empty_command_is_refused(product: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="Debian's package qemu-user is not installed")
 def test_an_emulated_processor_without_vnni_saturates(product: Path) -> None:
-    report = modelexport.verify(product, device="cpu through qemu-x86_64 -cpu Haswell", keep=False)
+    report = modelexport.verify_on_device(product, device="cpu through qemu-x86_64 -cpu Haswell", keep=False)
     assert not report.agrees
 
 

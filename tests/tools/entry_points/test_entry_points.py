@@ -143,14 +143,14 @@ def test_weights_are_on_disk_once(towers: Path) -> None:
 
 
 def test_verify_compares_each_part_and_the_parts_in_turn(towers: Path) -> None:
-    report = modelexport.verify(made(TwoTowers), None, towers)
+    report = modelexport.verify_package(made(TwoTowers), None, towers)
     assert report.agrees
     assert [run.part for run in report.runs] == ["image", "text", "scores"]
 
 
 def test_another_model_does_not_agree(towers: Path) -> None:
     torch.manual_seed(1)
-    assert not modelexport.verify(TwoTowers().eval(), None, towers).agrees
+    assert not modelexport.verify_package(TwoTowers().eval(), None, towers).agrees
 
 
 def test_the_module_of_a_method_owns_what_the_method_runs(streaming: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_state_is_paired_by_name(streaming: Path) -> None:
 
 
 def test_verify_runs_a_state_over_steps_and_with_another_length(streaming: Path) -> None:
-    report = modelexport.verify(made(Transducer), None, streaming)
+    report = modelexport.verify_package(made(Transducer), None, streaming)
     assert report.agrees
     steps = {(run.sequence, run.step) for run in report.runs if run.part == "encoder"}
     assert steps == {(name, step) for name in ("example", "another length") for step in range(3)}
@@ -233,8 +233,8 @@ def test_a_function_is_given_again_to_verify(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     modelexport.export_package(model, tmp_path / "p", parts=parts)
     with pytest.raises(UsageError, match="twice was exported from a function: give it again"):
-        modelexport.verify(model, None, tmp_path / "p")
-    assert modelexport.verify(model, parts, tmp_path / "p").agrees
+        modelexport.verify_package(model, None, tmp_path / "p")
+    assert modelexport.verify_package(model, parts, tmp_path / "p").agrees
 
 
 MODEL = """
@@ -358,4 +358,4 @@ def test_a_nested_state_is_paired_by_its_names(tmp_path: Path) -> None:
     part = Part(method="step", inputs=inputs, state=True)
     result = modelexport.export_package(model, tmp_path / "p", parts={"step": part})
     assert len(result.manifest.parts[0].state) == 11
-    assert modelexport.verify(model, None, tmp_path / "p").agrees
+    assert modelexport.verify_package(model, None, tmp_path / "p").agrees

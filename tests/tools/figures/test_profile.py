@@ -18,13 +18,14 @@ from torch import nn
 from commands import run
 from exports import Exporter
 from graph_texts import written
-from modelexport import adopt, export
+from modelexport import adopt, cost, export
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.pytorch.calls.call_times import time_calls
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.sessions import Level
 from modelexport.tables import columns, onnxruntime_profiler
+from modelexport.tables.columns import ERROR
 from modelexport.tables.onnxruntime_profiler import _Event, _nested
 from modelexport.tables.profiles import (
     SESSION,
@@ -41,7 +42,6 @@ from modelexport.tables.table import NodeFigures, Table
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.compare.against_file import verify_against
 from modelexport.tools.optimizers.optimize_tools import optimize_file
-from modelexport.verification import error_table
 
 LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
 
@@ -214,7 +214,7 @@ def test_quantizing_one_layer_shows_in_that_layer(
     quantize(slow, tmp_path / "q.onnx", "layers.1", kind)
     errors = {
         row.address: row.own.get("error", 0)
-        for row in error_table(slow, verify_against(slow, tmp_path / "q.onnx")).rows()
+        for row in cost(slow).with_column(ERROR, verify_against(slow, tmp_path / "q.onnx").errors).rows()
     }
     assert {address for address, error in errors.items() if error > 1e-4} - {"layers.1"} == {
         "layers.1.0", "layers.1.1",

@@ -24,7 +24,7 @@ def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_p
     assert done.returncode == 0, done.stderr
     assert re.search(r"out.onnx: [\d.,]+ (MB|bytes) of weights, from [\d.,]+ (MB|bytes)", done.stdout)
     assert "kept, bit for bit: embeddings.LayerNorm" in done.stdout and "0 inferred, 0 untagged" in done.stdout
-    assert f"next: modelexport verify {file} --against {output}" in done.stdout
+    assert f"next: modelexport compare {file} {output} --numbers" in done.stdout
     against = run("verify", file, "--against", output)
     assert (
         against.returncode == 1 and "encoder.layer.0" in against.stdout and " calls compute the same" in against.stdout

@@ -265,23 +265,23 @@ def test_what_is_written_by_default_is_named_by_no_line(folder: Path, tmp_path: 
 def test_a_file_of_others_is_stored_as_uint8(folder: Path, tmp_path: Path) -> None:
     result = modelexport.quantize(folder / "q.onnx", tmp_path / "u.onnx", to="uint8")
     assert not result.saturating and result.bytes_after == result.bytes_before
-    report = modelexport.verify(folder / "m.onnx", against=tmp_path / "u.onnx")
+    report = modelexport.verify_against(folder / "m.onnx", tmp_path / "u.onnx")
     assert report.outputs[0].norm < 0.02
     with pytest.raises(UsageError, match=r"'uint8' .* changes nothing in"):
         modelexport.quantize(tmp_path / "u.onnx", tmp_path / "again.onnx", to="uint8")
 
 
 def test_the_loss_of_a_file_is_the_worse_of_this_processor_and_exact_integers(folder: Path) -> None:
-    report = modelexport.verify(folder / "m.onnx", against=folder / "q.onnx")
+    report = modelexport.verify_against(folder / "m.onnx", folder / "q.onnx")
     assert (report.outputs[0].norm > 0.05) == saturates_here()
     assert report.notes[1].endswith(" with exact integers")
 
 
 def test_a_device_that_saturates_is_wrong_in_its_modules(folder: Path, tmp_path: Path) -> None:
-    report = modelexport.verify(folder / "q.onnx", device="cpu", keep=False)
+    report = modelexport.verify_on_device(folder / "q.onnx", device="cpu", keep=False)
     assert report.agrees != saturates_here()
     if saturates_here():
-        fixed = modelexport.verify(folder / "q.onnx", device="cpu", keep=False, fix=tmp_path / "fixed.onnx")
+        fixed = modelexport.verify_on_device(folder / "q.onnx", device="cpu", keep=False, fix=tmp_path / "fixed.onnx")
         assert fixed.agrees and {step.change for step in fixed.fix.steps} == {"uint8"}
 
 

@@ -97,7 +97,7 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
         and "not used to choose" in recipe.notes[1]
     )
     np.savez(tmp_path / "data.npz", **{name: np.stack([one[name] for one in feeds[3:]]) for name in feeds[0]})
-    report = modelexport.verify(case.path, against=tmp_path / "out.onnx", data=tmp_path / "data.npz")
+    report = modelexport.verify_against(case.path, tmp_path / "out.onnx", data=tmp_path / "data.npz")
     assert (
         report.agrees and report.judged == ["last_hidden_state"] and report.bound == pytest.approx(bound, rel=1e-3)
     ), report

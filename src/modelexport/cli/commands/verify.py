@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,36 +15,32 @@ from modelexport.format.package_manifest import MANIFEST
 from modelexport.terminal.model_argument import Loading, ModelChoice, load_to_verify
 from modelexport.terminal.printing import format_headings, print_result
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import FILE, INPUTS, THROUGH, device_text
+from modelexport.terminal.shared_options import CPU, FILE, INPUTS, THROUGH, CalibrationData, device_text
+from modelexport.terminal.show_verification import format_verify
 
 if TYPE_CHECKING:
+    from modelexport.core.result_display import Report
     from modelexport.core.timed_stages import Stages
-    from modelexport.verification import Report
+    from modelexport.tables.table import Table
+    from modelexport.tools.devices.device_report import DeviceReport
+    from modelexport.verify.verify_report import VerifyReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Other:
-    """What FILE is compared with; without one of these, the values that `export --reference` stored"""
+    """What FILE is compared with; without MODEL and results, the values that `export --reference` stored"""
 
     model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL", file="read")
-    against: Path | None = option(
-        None, "A file that was made from FILE, for example by quantization.", metavar="OTHER.onnx", file="read"
-    )
     results: Path | None = option(
         None, "The results that a runner of FILE's kit wrote on another machine.", metavar="results.json", file="read"
     )
-    bound: float | None = option(
+    against: Path | None = option(
         None,
-        "The largest error allowed: of outputs with --against [the bound of OTHER's recipe], of calls with --device "
-        "[0.01].",
-        metavar="SHARE",
+        "The earlier spelling of `compare FILE OTHER --numbers`, with its options.",
+        metavar="OTHER",
+        file="read",
     )
-    data: Path | None = option(
-        None, "With --against: inputs to measure on, as for `quantize`.", metavar="DATA", file="read"
-    )
-    processor: Path | None = option(
-        None, "With --data: the folder of tokenizer.json, if it is not next to FILE.", metavar="FOLDER", file="read"
-    )
+    bound: float | None = option(None, "With --device: the largest error allowed of calls [0.01].", metavar="SHARE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +77,7 @@ class OnDevice:
     device: str | None = option(
         None,
         "The device: NAME[,option=value...], such as cpu, qnn or cuda,device_id=1; see `modelexport devices`. With "
-        "MODEL or OTHER, what outputs are computed on.",
+        "MODEL, what outputs are computed on.",
         flag="--device --provider",
         metavar="NAME",
     )
@@ -113,43 +109,59 @@ def verify(
     other: Other,
     extent: Extent,
     on_device: OnDevice,
+    measured: CalibrationData,
     loading: Loading,
     shown: Shown,
 ) -> None:
-    """Compare FILE module by module: with MODEL, with OTHER, with the values that `export --reference` stored, or with
-    the correct values on a device."""
-    _check_options(file, other, inputs, extent, on_device, loading, shown)
-    if on_device.through is not None:
-        if other.model is not None or other.against is not None or other.results is not None:
-            raise UsageError(
-                "--through reaches the device on which FILE alone is compared: leave out --model, --against"
-            )
-        on_device = replace(on_device, device=device_text(on_device.device or "cpu", on_device.through))
-    report = _compared(file, other, inputs, extent, on_device, loading)
+    """Compare FILE module by module with MODEL, with the values that `export --reference` stored, or with the correct
+    values on a device. Two files are compared by `compare --numbers`."""
+    _check_options(file, other, inputs, extent, on_device, measured, loading, shown)
+    if other.against is not None:
+        from modelexport.tools.compare.compare_command import Numbers, compare_numbers
+
+        how: dict[str, Any] = {"bound": other.bound, "provider": on_device.device or CPU, "seed": loading.seed}
+        running = Numbers(**how, as_csv=shown.as_csv, html=shown.html)
+        compare_numbers(file, other.against, extent.modules, running, measured, as_json=shown.as_json)
+        return
+    report: Any
+    table: Table | None = None
+    if file.is_dir():
+        choice = ModelChoice(other.model or "", inputs, loading)
+        report, text = _package(file, choice, on_device.device or CPU, extent, verbose=shown.verbose)
+    elif other.model is None and (
+        on_device.device is not None or on_device.through is not None or other.results is not None
+    ):
+        report, text, table = _on_device(file, other, inputs, on_device, extent, loading.seed)
+    else:
+        report = _file(file, other.model, inputs, on_device, extent, loading)
+        text = format_verify(report, verbose=shown.verbose)
     if shown.html is not None or shown.as_csv:
-        _show_errors(file, report, shown.html, as_csv=shown.as_csv)
+        from modelexport.tables.costs import cost
+        from modelexport.terminal.show_table import show_errors
+
+        show_errors(table or cost(file), None if table else report.errors, shown.html, as_csv=shown.as_csv)
     if not shown.as_csv:
-        document, text = _shown(report, verbose=shown.verbose)
-        print_result(document, lambda: text, as_json=shown.as_json)
+        print_result(report.document, lambda: text, as_json=shown.as_json)
     if not report.agrees:
         raise typer.Exit(1)
 
 
 def _check_options(
-    file: Path, other: Other, inputs: Path | None, extent: Extent, on_device: OnDevice, loading: Loading, shown: Shown
+    file: Path,
+    other: Other,
+    inputs: Path | None,
+    extent: Extent,
+    on_device: OnDevice,
+    measured: CalibrationData,
+    loading: Loading,
+    shown: Shown,
 ) -> None:
     if sum(source is not None for source in (other.model, other.against, other.results)) > 1:
         raise UsageError("give one of --model, --against and --results")
-    if other.against is not None and other.against.is_dir() and file.is_file():
-        raise UsageError(f"--against takes a file with a folder: give verify {other.against} --against {file}")
     alone = other.model is None and other.against is None
-    alone &= on_device.device is not None or other.results is not None
-    if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
-        raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
-    if (other.against is None or file.is_dir()) and other.data is not None:
-        raise UsageError("--data goes with --against OTHER.onnx")
-    if other.data is None and other.processor is not None:
-        raise UsageError("--processor goes with --data")
+    if on_device.through is not None and not (alone and other.results is None):
+        raise UsageError("--through reaches the device on which FILE alone is compared: leave out --model, --against")
+    alone &= on_device.device is not None or on_device.through is not None or other.results is not None
     if other.model is None and not alone and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
@@ -160,39 +172,52 @@ def _check_options(
         raise UsageError("--results has its own device and modules: leave out --device and --module")
     if on_device.fix != (on_device.output is not None) or (on_device.fix and on_device.device is None):
         raise UsageError("--fix goes with --device, and with -o OUT.onnx for the changed file")
-    if file.is_dir() and (shown.as_csv or shown.html is not None):
-        raise UsageError(f"{file} is a folder: --csv and --html go with a file")
-    if file.is_dir() and (extent.modules or extent.weights_sample is not None):
-        raise UsageError(f"{file} is a folder: --module and --weights-sample go with a file")
+    if other.against is None and (measured != CalibrationData() or (other.bound is not None and not alone)):
+        raise UsageError("--bound goes with --against OTHER.onnx, or with --device; --data with --against")
+    if file.is_dir() and other.against is None:
+        if shown.as_csv or shown.html is not None:
+            raise UsageError(f"{file} is a folder: --csv and --html go with a file")
+        if extent.modules or extent.weights_sample is not None:
+            raise UsageError(f"{file} is a folder: --module and --weights-sample go with a file")
+        if other.model is None:
+            raise UsageError(f"{file} is a folder: give the exported model with --model, or compare it with a file")
 
 
-def _compared(
-    file: Path, other: Other, inputs: Path | None, extent: Extent, on_device: OnDevice, loading: Loading
-) -> Report:
-    from modelexport.verification import verify as run
+def _on_device(
+    file: Path, other: Other, inputs: Path | None, on_device: OnDevice, extent: Extent, seed: int
+) -> tuple[DeviceReport, str, Table]:
+    """The report of a file on a device of this machine, or where its kit was run, its text, and where nodes run."""
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tools.devices.device_text import format_device
+    from modelexport.tools.devices.device_verification import verify_on_device
+    from modelexport.tools.devices.judged_pieces import BOUND
+    from modelexport.tools.devices.kits import verify_results
+    from modelexport.tools.devices.placement_table import placement_table
 
-    stages = stages_on_line()
-    how: dict[str, Any] = {"modules": () if file.is_dir() else extent.modules}
-    how |= {"provider": on_device.device} if on_device.device is not None else {}
-    if other.model is None:
-        if other.against is not None:
-            how |= {"against": other.against, "seed": loading.seed, "data": other.data}
-            how |= {"processor": other.processor}
-        elif other.results is not None:
-            how = {"results": other.results, "inputs": inputs}
-        elif on_device.device is not None and not file.is_dir():
-            how = {"device": on_device.device, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
-            how |= {"limit": on_device.limit, "keep": not on_device.fresh, "fix": on_device.output}
-            how["progress"] = stages.tell
-        how["bound"] = other.bound
+    stages, bound = stages_on_line(), BOUND if other.bound is None else other.bound
+    with stages("verify"):
+        if other.results is not None:
+            report = verify_results(file, other.results, inputs=inputs, bound=bound)
+        else:
+            report = verify_on_device(
+                file, device_text(on_device.device or "cpu", on_device.through), modules=extent.modules, inputs=inputs,
+                bound=bound, limit=on_device.limit, keep=not on_device.fresh, fix=on_device.output, seed=seed,
+                progress=stages.tell,
+            )  # fmt: skip
+    return report, format_device(report), placement_table(read_tagged(file), report)
+
+
+def _file(
+    file: Path, model: str | None, inputs: Path | None, on_device: OnDevice, extent: Extent, loading: Loading
+) -> VerifyReport:
+    stages, provider = stages_on_line(), on_device.device or CPU
+    if model is None:
+        from modelexport.verify.against_reference import verify_reference
+
         with stages("verify"):
-            alone: Report = run(file, **how)
-        return alone
-    choice = ModelChoice(other.model, inputs, loading)
-    if file.is_dir():
-        return _package(file, choice, extent, stages, how)
+            return verify_reference(file, modules=extent.modules, provider=provider)
     try:
-        return _file_and_model(file, choice, extent, stages, how)
+        return _file_and_model(file, ModelChoice(model, inputs, loading), extent, provider, stages)
     except InputsError as error:
         if inputs is None and (file.parent / MANIFEST).is_file():
             raise InputsError(
@@ -201,8 +226,9 @@ def _compared(
         raise
 
 
-def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
-    from modelexport.verification import verify as run
+def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, provider: str, stages: Stages) -> VerifyReport:
+    from modelexport.verify.sampled_calls import verify_sample
+    from modelexport.verify.verify import verify as verify_file
 
     loaded, example = choice.of_file(file).load(stages, weights="auto")
     if choice.inputs is None:
@@ -210,76 +236,30 @@ def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, stages: Sta
         from modelexport.tagged.file import read_tagged
 
         example = inputs_that_fit(example, read_tagged(file))
-    how["weights"] = loaded.weights
+    how: dict[str, Any] = {"modules": extent.modules, "provider": provider, "weights": loaded.weights}
     with stages("verify"):
         if extent.weights_sample is None:
-            report: Report = run(loaded.model, example, file, perturb=extent.perturb, progress=stages.tell, **how)
-            return report
-        from modelexport.verify.sampled_calls import verify_sample
-
+            return verify_file(loaded.model, example, file, perturb=extent.perturb, progress=stages.tell, **how)
         return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=choice.loading.seed, **how)
 
 
-def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
-    from modelexport.packages.package_kinds import kind_of_package
+def _package(folder: Path, choice: ModelChoice, provider: str, extent: Extent, *, verbose: bool) -> tuple[Report, str]:
+    """The report of a package, and its text."""
+    from modelexport.packages.package_kinds import kind_of_package, verify_package
     from modelexport.tagged.package import read_package
-    from modelexport.verification import verify as run
 
+    stages, seed = stages_on_line(), choice.loading.seed
     package = read_package(folder)
     loaded, example = load_to_verify(choice, package.manifest.kind, stages)
-    kind, seed = kind_of_package(package, loaded.model), choice.loading.seed
-    values = {
-        "new_tokens": extent.new_tokens, "steps": extent.steps, "seed": seed, "weights": loaded.weights,
-        "progress": stages.tell,
-    }  # fmt: skip
-    how |= {name: values[name] for name in kind.verified_with if name in values}
+    kind = kind_of_package(package, loaded.model)
     if kind.takes == "sizes":
         example = kind.inputs_for_verification(loaded.model, loaded.directory, package.manifest, example, seed)
     with stages(kind.does or "verify"):
-        report: Report = run(loaded.model, example, folder, **how)
-    return report
-
-
-def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
-    """A report as a document and as text."""
-    import msgspec
-
-    from modelexport.terminal import show_verification
-    from modelexport.tools.compare import loss_text
-    from modelexport.tools.devices import device_text as show_devices
-
-    match type(report).__name__:
-        case "PartReports":
-            parts = {name: _shown(part, verbose=verbose) for name, part in report.parts.items()}
-            texts = {name: text for name, (_, text) in parts.items()}
-            return {"parts": {name: document for name, (document, _) in parts.items()}}, format_headings(texts)
-        case "StagesReport":
-            return report.outputs, show_verification.format_chain(report.outputs)
-        case "VerifyReport":
-            facts: dict[str, Any] = {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging}
-            text = show_verification.format_verify(report, verbose=verbose)
-        case "AgainstReport":
-            ranked = [call.address for call in report.ranked]
-            facts = {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked}
-            text = loss_text.format_losses(report)
-        case "DeviceReport":
-            facts = {"verdict": report.verdict, "agrees": report.agrees}
-            text = show_devices.format_device(report)
-        case name:
-            from modelexport.packages.package_kinds import package_kinds
-
-            texts_of_kinds = (kind.text_of_report(report) for kind in package_kinds())
-            facts, text = {"agrees": report.agrees}, next(filter(None, texts_of_kinds), name)
-    return facts | msgspec.structs.asdict(report), text
-
-
-def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:
-    from modelexport.tables.html_page import Page, write_page
-    from modelexport.terminal import show_table
-    from modelexport.verification import error_table
-
-    table = error_table(file, report)
-    if html is not None:
-        write_page(html, Page(table, "error"))
-    if as_csv:
-        print(show_table.format_csv({"": (table, table.rows())}), end="")
+        report = verify_package(
+            loaded.model, example, folder, provider=provider, new_tokens=extent.new_tokens, steps=extent.steps,
+            seed=seed, weights=loaded.weights, progress=stages.tell,
+        )  # fmt: skip
+    text = kind.text_of_report(report)
+    if text is None:
+        text = format_headings({name: format_verify(part, verbose=verbose) for name, part in report.parts.items()})
+    return report, text

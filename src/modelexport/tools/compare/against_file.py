@@ -1,4 +1,4 @@
-"""``verify A --against B``: the loss of a file that was made from another (half precision, quantized, optimized) by
+"""``compare A B --numbers``: the loss of a file that was made from another (half precision, quantized, optimized) by
 module.
 
 Both run on the same inputs, in the types of the files and without PyTorch. The loss in each call of the second is

@@ -1,4 +1,4 @@
-"""The report of ``verify A --against B``: the loss of each output and of each call of the second file."""
+"""The report of ``compare A B --numbers``: the loss of each output and of each call of the second file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.core.calls import ModuleCall
+from modelexport.core.result_display import CallReport, Rows, error_text
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating, verdict_of
 from modelexport.verify.verify_report import CallStatus
 
@@ -39,7 +40,7 @@ class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
     """The worst of the values that its own nodes compute from the first file's values."""
 
 
-class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class AgainstReport(CallReport[CallLoss], msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of two tagged files."""
 
     outputs: list[Loss]
@@ -64,14 +65,6 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
         return f"<AgainstReport: {self.verdict}; {len(self.outputs)} outputs, {len(self.calls)} calls{worst}>"
 
-    def __getitem__(self, name: str) -> CallLoss:
-        """The loss of the call with an address or a tag.
-
-        Raises:
-            NoSuchCallError: No call matches, or several do.
-        """
-        return entry_of(self.calls, name, "the report")
-
     def _table(self) -> Rows:
         yield "call", "tag", "status", "per module", "end to end"
         for call in self.ranked:
@@ -79,9 +72,14 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
             yield call.address or ".", call.tag, call.status, *map(error_text, losses)
 
     @property
-    def agrees(self) -> bool:
-        """Whether something was compared and nothing differs."""
-        return self.verdict == "agree"
+    def document(self) -> Any:
+        return {"ranked": [call.address for call in self.ranked]} | super().document
+
+    @property
+    def errors(self) -> dict[ModuleCall, float]:
+        """How far off what each call computes from the first file's values is, as a share of its size."""
+        losses = {call.address: call.per_module for call in self.calls}
+        return {ModuleCall.parse(a): own.norm for a, own in losses.items() if own is not None and own.norm is not None}
 
     @property
     def verdict(self) -> Verdict:

@@ -2,7 +2,7 @@
 
 Calls are paired by address, which is the same for every front end, opset and optimization level. Of each pair the own
 nodes are compared: their operators, attributes, constants and parameters. Their connections and results are not
-compared: that is ``verify --against``.
+compared: that is ``compare --numbers``.
 """
 
 from __future__ import annotations

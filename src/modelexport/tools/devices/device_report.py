@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from modelexport.core.result_display import Rows, Shown, error_text
+from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.runtime.devices import Device
 from modelexport.runtime.part_process import PartResult
 
@@ -109,7 +109,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "agree"
 
 
-class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     """A file on a device."""
 
     file: str
@@ -136,13 +136,9 @@ class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return self.pieces[0]
 
     @property
-    def agrees(self) -> bool:
-        """Whether the outputs of the whole file, or of the changed one, are within the bound."""
-        return self.verdict == "agree"
-
-    @property
     def verdict(self) -> Literal["agree", "differ", "not compared"]:
-        """``not compared`` if an output has no right numbers and the others agree."""
+        """Of the whole file, or of the changed one; ``not compared`` if an output has no right numbers and the others
+        agree."""
         status = (self.whole if self.fix is None else self.fix).status
         return status if status in ("agree", "not compared") else "differ"
 

@@ -28,10 +28,10 @@ from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import check_bound
 
 
-def verify_device(
+def verify_on_device(
     file: Source,
-    *,
     device: str,
+    *,
     modules: Sequence[str] = (),
     inputs: Mapping[str, Any] | str | Path | None = None,
     bound: float = BOUND,
@@ -39,16 +39,20 @@ def verify_device(
     keep: bool = True,
     fix: str | Path | None = None,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda step: None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
     """Run a tagged file on a device, compare it with what it should compute, and find the module that is wrong.
 
     Args:
         file: A tagged file. It is right by definition: its values are computed exactly, in float64.
+        device: ``NAME[,option=value...]``, as ``modelexport devices`` lists them, or with `` through COMMAND``.
         modules: Selectors of calls that are run alone even if the whole is right.
         inputs: Arrays by name, or a file of them; by default those of the reference values, or random ones.
-        device, bound, limit, keep, fix, seed: As :func:`modelexport.verify` has them.
-        tell: Called with the name of each piece that is run.
+        bound: How far off calls may be, as a share of their size.
+        limit, keep: The seconds that a run may take, and whether results are kept and used.
+        fix: A file to write that is right there, if there is a change that makes it so.
+        seed: For random inputs.
+        progress: Called with the name of each piece that is run.
 
     Raises:
         UsageError: This machine does not have the device, or a module does not exist, or a number makes no sense.
@@ -66,7 +70,7 @@ def verify_device(
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
     with PartRuns(on, limit=limit, keep=keep) as runs:
-        report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=tell)
+        report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=progress)
         if fix is None or report.agrees:
             return report
-        return msgspec.structs.replace(report, fix=find_fix(tagged, report, fix, feeds, runs, tell))
+        return msgspec.structs.replace(report, fix=find_fix(tagged, report, fix, feeds, runs, progress))

@@ -79,7 +79,7 @@ def write_kit(
 
     Args:
         modules: Selectors of the calls that become parts, beside the whole; by default all.
-        inputs, seed: As :func:`.device_verification.verify_device` has them.
+        inputs, seed: As :func:`.device_verification.verify_on_device` has them.
 
     Raises:
         FileFormatError: The file is missing.
@@ -122,7 +122,7 @@ def verify_results(
 
     Raises:
         FileFormatError: The results cannot be read, or are of a kit of another file.
-        UsageError: As :func:`.device_verification.verify_device`.
+        UsageError: As :func:`.device_verification.verify_on_device`.
     """
     check_bound(bound)
     content = read_regular(Path(results), SETTINGS_BYTES)

@@ -137,7 +137,7 @@ class EntryPointKind(PackageKind):
             if not entry.method and not isinstance(inputs.get(entry.name), Part):
                 raise UsageError(
                     f"{entry.name} was exported from a function: give it again, "
-                    f"verify(model, {{{entry.name!r}: Part(method=...)}}, {str(package.folder)!r})"
+                    f"verify_package(model, {{{entry.name!r}: Part(method=...)}}, {str(package.folder)!r})"
                 )
         known = EntryPointKind(
             {name: Part(method=e.method, outputs=e.returns or None, state=e.state) for name, e in entries.items()}
@@ -148,8 +148,8 @@ class EntryPointKind(PackageKind):
         runs += [run for steps in _steps(parts, package.manifest, package.files) for run in steps]
         return EntryPointReport(parts=dict(reports), runs=runs)
 
-    def text_of_report(self, report: Any) -> str | None:
-        return format_entry_points(report) if isinstance(report, EntryPointReport) else None
+    def text_of_report(self, report: Any) -> str:
+        return format_entry_points(report)
 
 
 def _constants_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

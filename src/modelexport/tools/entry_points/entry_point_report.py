@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import msgspec
-
-from modelexport.core.result_display import Rows, Shown
 from modelexport.core.text import align, plural
+from modelexport.packages.part_reports import PartReports
 from modelexport.packages.part_runs import PartRun
 from modelexport.terminal.printing import format_headings
 from modelexport.terminal.show_verification import format_verify
 from modelexport.traces.array_differences import worst
-from modelexport.verify.verify_report import VerifyReport
 
 
-class EntryPointReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class EntryPointReport(PartReports, frozen=True, kw_only=True):
     """The comparison of a package of named parts with its model."""
 
-    parts: Mapping[str, VerifyReport]
-    """Each part, module by module."""
     runs: list[PartRun]
     """The parts one after the other, then each part with a state over several steps."""
 
@@ -33,10 +26,6 @@ class EntryPointReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _wrong(self) -> list[str]:
         return [run.part for run in self.runs for output in run.outputs if output.status == "differ"]
-
-    def _table(self) -> Rows:
-        yield "part", "what"
-        yield from self.parts.items()
 
 
 def format_entry_points(report: EntryPointReport) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from modelexport.core.calls import ModuleCall
 from modelexport.core.text import percent_text, plural
 from modelexport.files.atomic_writing import check_writable
 from modelexport.packages.measured_parts import DECODE, common_sizes, cost_parts, profile_parts
@@ -28,10 +27,9 @@ from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import files_of
 from modelexport.tools.figures.values import FileValues, values
-from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_reference import verify_reference
-from modelexport.verify.verify_report import CallVerdict, VerifyReport
+from modelexport.verify.verify_report import VerifyReport
 
 if TYPE_CHECKING:
     from modelexport.tools.compare.against_report import AgainstReport
@@ -40,26 +38,6 @@ _SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
 _LISTED = 5
 """How many calls that are off a section lists."""
 _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
-
-
-def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
-    """A table with a column ``error``: how far off what each call computes is, as a share of its size.
-
-    It is measured from the right values before the call, or where PyTorch's are not known there, in a run of the whole.
-    """
-    errors = {}
-    for call in report.calls:
-        comparison = call.per_module or (call.end_to_end if isinstance(call, CallVerdict) and call.nodes else None)
-        error = (
-            comparison.relative
-            if isinstance(comparison, Difference)
-            else comparison.norm
-            if comparison is not None
-            else None
-        )
-        if error is not None:
-            errors[ModuleCall.parse(call.address)] = error
-    return table.with_column(columns.ERROR, errors)
 
 
 def write_report_page(
@@ -129,7 +107,7 @@ def _page(
 
         losses = verify_against(tagged.path, against)
         other_cost = cost(against)
-        table = with_errors(cost_against(table, other_cost), losses)
+        table = cost_against(table, other_cost).with_column(columns.ERROR, losses.errors)
         sections.append(_losses(against, losses))
         other_file = read_tagged(against)
         pairs = pair_nodes(tagged, other_file)
@@ -138,7 +116,7 @@ def _page(
         if verified is None and reference_path(tagged.path).exists() and tagged.hierarchy is not None:
             verified = verify_reference(tagged.path)
         if verified is not None:
-            table = with_errors(table, verified)
+            table = table.with_column(columns.ERROR, verified.errors)
         sections.append(_verification(verified, tagged))
     if computed is not None:
         table = computed.beside(table)
@@ -224,8 +202,9 @@ def _losses(against: Path, report: AgainstReport) -> Section:
 
 def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     if report is None:
-        other = "--model MODEL" if tagged.found_calls is None else "--against OTHER.onnx"
-        return "Verification", [("not run", f"modelexport verify {tagged.path.name} {other}")]
+        name = tagged.path.name
+        how = f"verify {name} --model MODEL" if tagged.found_calls is None else f"compare {name} OTHER.onnx --numbers"
+        return "Verification", [("not run", f"modelexport {how}")]
     lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:

@@ -113,8 +113,8 @@ class GenerationKind(PackageKind):
         prompts = inputs or example_prompts(model, None, manifest=package.manifest)
         return verify_generation(model, package.folder, prompts, **how)
 
-    def text_of_report(self, report: Any) -> str | None:
-        return format_generation(report) if isinstance(report, GenerationReport) else None
+    def text_of_report(self, report: Any) -> str:
+        return format_generation(report)
 
 
 KIND = GenerationKind()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.result_display import Rows, Shown, error_text
+from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.core.text import error_line
 from modelexport.core.timed_stages import with_progress
 from modelexport.errors import ModelExportError, UsageError
@@ -60,7 +60,7 @@ class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps > 0 and self.first_wrong_token is None and self.first_wrong_logits is None
 
 
-class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class GenerationReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     """Generation by a package and by the model it was exported from."""
 
     runs: list[GenerationRun]

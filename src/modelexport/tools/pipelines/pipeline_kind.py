@@ -91,8 +91,8 @@ class DiffusionKind(PackageKind):
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PipelineReport:
         return verify_pipeline(model, package.folder, arguments=inputs, **how)
 
-    def text_of_report(self, report: Any) -> str | None:
-        return format_pipeline(report) if isinstance(report, PipelineReport) else None
+    def text_of_report(self, report: Any) -> str:
+        return format_pipeline(report)
 
 
 KIND = DiffusionKind()

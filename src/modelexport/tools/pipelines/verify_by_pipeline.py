@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from modelexport.core.result_display import Rows, Shown, error_text
+from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.packages.part_reports import first_wrong_module, verify_parameters_of_parts
@@ -52,7 +52,7 @@ class PartCall(msgspec.Struct, frozen=True, kw_only=True):
     """For the first call that differs, the address of the first module in it that does."""
 
 
-class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+class PipelineReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     """A run of a pipeline by a package and by PyTorch."""
 
     calls: list[PartCall]

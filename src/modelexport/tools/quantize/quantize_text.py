@@ -51,8 +51,9 @@ def format_quantized(
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir():
         return "\n".join(lines)
-    both, on = (source, "--against", output), ("--data", data) if data is not None else ()
-    lines.append(f"next: {command_line('verify', *both, *on)}; {command_line('profile', *both)}")
+    on = ("--data", data) if data is not None else ("--numbers",)
+    compared, timed = ("compare", source, output, *on), ("profile", source, "--against", output)
+    lines.append(f"next: {command_line(*compared)}; {command_line(*timed)}")
     return "\n".join(lines)
 
 

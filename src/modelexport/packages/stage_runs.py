@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from modelexport.core.result_display import Report, Rows
 from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.manifest_file import read_manifest
@@ -15,8 +18,27 @@ from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, as_array, open_session, run_session
 from modelexport.tagged.file import read_tagged
-from modelexport.traces.array_differences import Difference, compare_arrays
+from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, verdict_of
 from modelexport.traces.outputs_of_two_files import without_random
+
+
+class StagesReport(Report, msgspec.Struct, frozen=True):
+    """The outputs of stages that run one after the other, compared with those of the whole file."""
+
+    outputs: list[Difference]
+
+    @property
+    def verdict(self) -> Verdict:
+        """``agree`` if an output agrees and none differs."""
+        return verdict_of([output.status for output in self.outputs])
+
+    @property
+    def document(self) -> list[Difference]:
+        return self.outputs
+
+    def _table(self) -> Rows:
+        yield "output", "status", "largest difference"
+        yield from ((output.name, output.status, output.absolute) for output in self.outputs)
 
 
 def read_stages(folder: str | Path) -> Manifest:
@@ -64,7 +86,7 @@ def run_chain(
     return outputs
 
 
-def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, seed: int = 0) -> list[Difference]:
+def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, seed: int = 0) -> StagesReport:
     """Run the stages one after the other, and the whole file, on the same random inputs, and compare every output.
 
     Raises:
@@ -81,4 +103,4 @@ def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, see
     if missing := [name for name in expected if name not in results]:
         raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {tagged.path}")
     differences = [compare_arrays(name, array, results[name]) for name, array in expected.items()]
-    return without_random(differences, expected, run_session(session, inputs))
+    return StagesReport(without_random(differences, expected, run_session(session, inputs)))
