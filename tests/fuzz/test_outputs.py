@@ -80,6 +80,7 @@ CASES = {
         [*DATA, "arrays.npz"],
     ),
     "report": Case(["copied.onnx"], ["-o"], DATA),
+    "compare": Case(["copied.onnx", "plain.onnx"], ["--html"], [*DATA, "plain.onnx"]),
     "verify": Case(["copied.onnx", "--against", "plain.onnx"], ["--html"], [*DATA, "plain.onnx"]),
     "kit": Case(["copied.onnx"], ["-o"], DATA),
     "to-torch": Case(["copied.onnx"], ["-o"], DATA),

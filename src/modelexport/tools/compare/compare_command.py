@@ -22,7 +22,9 @@ class Structure:
 
     values: bool = option(False, "Compare the elements of parameters; reads all weights.")
     fail_on: str = option("", "Exit status 1 if structure,weights,outputs,cost differ.", metavar="ASPECTS")
-    inputs: Path | None = option(None, "Inputs for comparing outputs: .npz, .safetensors, or JSON.", metavar="FILE")
+    inputs: Path | None = option(
+        None, "Inputs for comparing outputs: .npz, .safetensors, or JSON.", metavar="FILE", file="read"
+    )
     markdown: bool = option(False, "Print a Markdown summary.")
 
 
