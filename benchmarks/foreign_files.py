@@ -201,7 +201,8 @@ class Trial:
 
     def tree(self) -> None:
         document = json.loads(self.tell("tree", self.file, "--json"))
-        assert sum(document["coverage"].values()) == len(self.tagged.nodes) and not document["coverage"]["untagged"]
+        assert sum(document["coverage"].values()) == len(self.tagged.nodes)
+        assert not document["coverage"]["untagged"]
 
     def cost(self) -> None:
         row = json.loads(self.tell("cost", self.file, "--json"))["rows"][0]["total"]

@@ -97,7 +97,8 @@ def rows(file: Path, calibration: list[Any], judged: list[Any], cases: Any) -> l
             output = Path(folder) / "quantized.onnx"
             result = modelexport.quantize(file, output, recipe=recipe, data=calibration)
             coverage = result.coverage
-            assert not coverage.untagged and not coverage.inferred, coverage
+            assert not coverage.untagged, coverage
+            assert not coverage.inferred, coverage
             made = session(output)
             times: list[tuple[float, float]] = []
             for _ in range(3):

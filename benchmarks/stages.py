@@ -82,7 +82,8 @@ def first_feeds(model: ir.Model, prompt: np.ndarray) -> dict[str, np.ndarray]:
     for value in model.graph.inputs:
         name = value.name or ""
         if name.startswith("past_key_values"):
-            assert value.shape is not None and value.dtype is not None
+            assert value.shape is not None
+            assert value.dtype is not None
             sizes = [size if isinstance(size, int) else 0 for size in value.shape]
             feeds[name] = np.zeros([len(prompt), *sizes[1:]], value.dtype.numpy())
     feeds |= {"input_ids": prompt, "attention_mask": np.ones_like(prompt)}

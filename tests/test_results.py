@@ -88,7 +88,8 @@ def test_every_result_is_one_line_that_begins_with_its_class(results: dict[str, 
             continue
         text = repr(result)
         assert text.strip("<").startswith(name), text
-        assert len(text) < 420 and "\n" not in text, text
+        assert len(text) < 420, text
+        assert "\n" not in text, text
 
 
 def test_a_notebook_shows_the_line_with_a_table(results: dict[str, Any]) -> None:
@@ -108,7 +109,8 @@ def test_a_name_in_a_table_is_not_taken_for_html() -> None:
         def _table(self) -> Rows:
             yield from ([["name"], ["<script>"]])
 
-    assert "<script>" not in Odd()._repr_html_() and "&lt;script&gt;" in Odd()._repr_html_()
+    assert "<script>" not in Odd()._repr_html_()
+    assert "&lt;script&gt;" in Odd()._repr_html_()
 
 
 def test_nothing_is_printed_by_this_or_other_packages(results: dict[str, Any], printed: io.StringIO) -> None:
@@ -187,7 +189,8 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
     for text, call in calls.items():
         with pytest.raises(modelexport.errors.UsageError) as error:
             call()
-        assert str(error.value).startswith(text) and "\n" not in str(error.value)
+        assert str(error.value).startswith(text)
+        assert "\n" not in str(error.value)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'path'"):
         modelexport.verify(model, new)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(modelexport.export)) is modelexport.export
@@ -196,14 +199,16 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
 
 def test_a_selection_is_iterated_over_its_calls(results: dict[str, Any]) -> None:
     selection = results["TaggedModel"].select("blocks.0")
-    assert [call.address for call in selection] == ["blocks.0"] and len(selection.inside) > 1
+    assert [call.address for call in selection] == ["blocks.0"]
+    assert len(selection.inside) > 1
 
 
 def test_a_file_is_a_mapping_of_addresses_to_calls(results: dict[str, Any]) -> None:
     tagged = results["TaggedModel"]
     assert isinstance(tagged, Mapping)
     assert list(tagged)[:3] == [".", "blocks.0", "blocks.0.0"]
-    assert tagged["blocks.0"].address == "blocks.0" and tagged.get("blocks.99") is None
+    assert tagged["blocks.0"].address == "blocks.0"
+    assert tagged.get("blocks.99") is None
     assert [view.address for view in tagged.values()] == list(tagged.keys())
     with pytest.raises(KeyError, match=r"no module call 'blocks.99'; did you mean .*\? `modelexport tree"):
         tagged["blocks.99"]
@@ -275,7 +280,8 @@ def test_a_table_begins_with_what_differs() -> None:
     calls = [CallVerdict(address=f"c{number}", tag="/C", status=status) for number, status in enumerate(statuses)]
     shown = VerifyReport(outputs=[], calls=calls, provider="", parameters=None)._repr_html_()
     places = [shown.find(f">{status}<") for status in ("differ", "not compared", "tie", "agree")]
-    assert -1 not in places and places == sorted(places)
+    assert -1 not in places
+    assert places == sorted(places)
 
 
 def test_help_shows_every_option_of_an_export() -> None:
@@ -284,8 +290,9 @@ def test_help_shows_every_option_of_an_export() -> None:
         "only these are left to the code of this package"
     )
     text = pydoc.render_doc(modelexport.export, renderer=pydoc.plaintext)
-    assert (
-        "sizes: bool = False" in text and "dynamic: bool = False" in text and "dynamic: Make every axis dynamic" in text
-    )
-    assert "check: ``False``: do not run the file" in text and "separate_prefill" not in text
+    assert "sizes: bool = False" in text
+    assert "dynamic: bool = False" in text
+    assert "dynamic: Make every axis dynamic" in text
+    assert "check: ``False``: do not run the file" in text
+    assert "separate_prefill" not in text
     assert "\n    Raises:" in text

@@ -102,7 +102,8 @@ class NamedLikeParameters(nn.Module):
 def test_an_output_is_not_taken_for_a_parameter(tmp_path: Path) -> None:
     model = NamedLikeParameters().eval()
     result = export(model, (torch.ones(3),), tmp_path / "m.onnx", verify=True)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     save_file(dict(model.state_dict()), tmp_path / "same.safetensors")
     update_weights(tmp_path / "m.onnx", tmp_path / "same.safetensors", tmp_path / "same.onnx")
     assert wrong(tmp_path / "same.onnx", model, (torch.ones(3),)) == ""
@@ -130,7 +131,8 @@ def test_code_under_autocast_belongs_to_its_calls(dtype: torch.dtype, tmp_path: 
     found = [(node.call, node.op_type) for node in result.hierarchy.nodes]
     once = [(".linear", "Gemm"), ("", "Sin"), ("", "Cos"), ("", "Add")]
     assert found == [(f"{path}{name}", kind) for path in "01" for name, kind in once]
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 def _hooked() -> nn.Module:
@@ -173,7 +175,8 @@ def test_boundaries_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     made = {"hooks of the root": _hooked, "writes into arguments": WritesForOthers, "complex inputs": TakesComplex}
     given = torch.complex(x, x.flip(0)) if name == "complex inputs" else x
     result = export(made[name]().eval(), (given,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 class WritesThenViews(nn.Module):
@@ -209,7 +212,8 @@ def test_what_adds_nothing_to_a_result_leaves_its_owner_alone(tmp_path: Path) ->
     values = [calls[f"parts.0{inside}"].outputs[0].value for inside in ("", ".0", ".1")]
     assert len({*values}) == 1
     assert [node.calls for node in result.hierarchy.nodes if node.call.startswith("parts")] == [[]] * 4
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 class WritesIntoItsInput(nn.Module):
@@ -242,7 +246,8 @@ def test_a_view_that_another_call_writes_into_is_made_again_in_that_call(tmp_pat
     found = [(node.op_type, node.call) for node in result.hierarchy.nodes]
     assert found[:4] == [("Sin", "views"), ("Transpose", "views"), ("Reshape", "views"), ("Add", "writes")]
     assert all(call.startswith("writes") for _, call in found[4:])
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 def test_views_of_a_written_tensor_belong_to_the_call_that_makes_them(tmp_path: Path) -> None:
@@ -251,7 +256,8 @@ def test_views_of_a_written_tensor_belong_to_the_call_that_makes_them(tmp_path: 
     found = {node.name: node.call for node in result.hierarchy.nodes}
     assert found["node_transpose"] == "part"
     assert found["node_permute"] == ""
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 class ReturnsView(nn.Module):

@@ -159,7 +159,8 @@ def test_the_inputs_of_the_user_are_not_written_into(tmp_path: Path) -> None:
     given = X.clone()
     result = export(WritesIntoItsInput(), (given,), tmp_path / "m.onnx", verify=True)
     assert torch.equal(given, X)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 def test_modules_called_inside_a_vmap_and_with_nested_tensors_do_not_end_an_export(tmp_path: Path) -> None:
@@ -213,7 +214,8 @@ class InTraining(nn.Module):
 def test_batch_normalization_in_training_mode_takes_the_statistics_of_its_inputs(tmp_path: Path) -> None:
     model = InTraining().eval()
     result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
-    assert result.check is not None and result.check.status == "passed"
+    assert result.check is not None
+    assert result.check.status == "passed"
     assert not model.norm.training
     assert model.norm.num_batches_tracked == 0
     assert not wrong(tmp_path / "m.onnx", model, (X,))

@@ -226,7 +226,8 @@ class Eight(nn.Module):
 def test_weights_may_be_in_float8(dtype: torch.dtype, tmp_path: Path) -> None:
     model, inputs = Eight(dtype).eval(), (torch.eye(4),)
     result = export(model, inputs, tmp_path / "m.onnx", verify=True, check=False)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     assert wrong(tmp_path / "m.onnx", model, inputs) == ""
 
 

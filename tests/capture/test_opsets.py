@@ -36,7 +36,8 @@ def test_a_file_is_of_the_opset_that_was_asked_for_and_tagged(opset: int, tmp_pa
     assert _opset(tmp_path / "m.onnx") == opset
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
     assert {node.call for node in result.hierarchy.nodes} == {"linear", "norm", ""}
-    assert result.check is not None and result.check.status == "passed"
+    assert result.check is not None
+    assert result.check.status == "passed"
 
 
 @pytest.mark.parametrize("opset", [15, 17])

@@ -86,7 +86,8 @@ def test_without_any_name_that_is_not_required_models_are_exported(
     for frontend in ("dynamo", "torchscript"):
         with warnings.catch_warnings(record=True) as said:
             result = export(Model().eval(), INPUTS, tmp_path / "m.onnx", frontend=frontend, verify=True)
-        assert result.verified is not None and result.verified.agrees
+        assert result.verified is not None
+        assert result.verified.agrees
         texts = [str(one.message) for one in said if one.category is VersionWarning]
         # Once for each thing that is lost, and nothing in the second export.
         losses = {TABLE[name].lost for name in OPTIONAL}
@@ -139,7 +140,8 @@ def test_names_are_turned_off_by_name_and_by_use() -> None:
     with turned_off("print"):
         assert not usable("print")
         with turned_off("once"):
-            assert not usable("memory") and not usable("print")
+            assert not usable("memory")
+            assert not usable("print")
         assert usable("memory")
     assert usable("print", "memory")
 

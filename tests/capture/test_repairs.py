@@ -184,7 +184,8 @@ def test_padding_belongs_to_the_module_that_pads(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Tanh(), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, 2)).eval()
     result = export(model, (A[None] - 9,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
     assert {node.op_type: node.call for node in result.hierarchy.nodes} == {"Tanh": "0", "Pad": "1", "MaxPool": "2"}
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 def test_every_operator_of_the_table_is_there() -> None:

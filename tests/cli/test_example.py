@@ -48,7 +48,8 @@ def test_the_example_has_the_modules_that_an_export_has_today(
     if request.config.getoption("--rewrite-goldens"):
         write_tiny_bert(FOLDER, dynamic=True)
     done = run("example", TINY, cwd=tmp_path)
-    assert done.returncode == 0 and "next: modelexport tree tiny-bert.onnx" in done.stdout
+    assert done.returncode == 0
+    assert "next: modelexport tree tiny-bert.onnx" in done.stdout
     example, today = modelexport.load(tmp_path / TINY), modelexport.load(alone / TINY)
     assert example.tags == today.tags
     assert example.model.metadata_props["modelexport.format_version"] == FORMAT_VERSION
@@ -100,7 +101,8 @@ def test_every_file_can_be_read_by_those_whom_umask_lets(tmp_path: Path) -> None
 @pytest.mark.parametrize(("name", "instead"), [("out.txt", "give out.onnx"), ("out", "give out.onnx")])
 def test_what_is_written_has_the_name_of_an_onnx_file(tmp_path: Path, name: str, instead: str) -> None:
     done = run("export", "bert-tiny", "-o", name, cwd=tmp_path)
-    assert done.returncode == 2 and instead in done.stderr
+    assert done.returncode == 2
+    assert instead in done.stderr
 
 
 def test_an_export_without_a_model_says_that_it_is_the_example(tmp_path: Path) -> None:

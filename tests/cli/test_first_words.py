@@ -224,6 +224,7 @@ def test_arguments_in_the_wrong_order_are_given_in_the_right_one(exported: Expor
         (["extract", source, "--to", "nosuch", "-o", "o.onnx"], f"`modelexport nodes {source} . --json` lists them"),
     ):
         done = run(*arguments, cwd=tmp_path)
-        assert done.returncode == 2 and told in done.stderr, (arguments, done.stderr)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert told in done.stderr, (arguments, done.stderr)
     with pytest.raises(UsageError, match=r"run_chain: folder takes str | Path, not {}"):
         modelexport.run_chain({}, tmp_path)

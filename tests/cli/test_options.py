@@ -55,7 +55,9 @@ def test_what_the_command_line_gives_arrives_in_the_options(monkeypatch: pytest.
     words = "--no-optimize --no-reuse --no-check --constant n --constant m --opset 17 --tags-as functions --reference"
     run("export", "bert-tiny", "-o", f"{tmp_path}/", *words.split(), "--static-cache", "8")
     options = seen[0]
-    assert not options.graph.optimized and not options.capture.reuse and not options.checks.check
+    assert not options.graph.optimized
+    assert not options.capture.reuse
+    assert not options.checks.check
     assert (options.capture.constants, options.capture.opset) == (["n", "m"], 17)
     assert (options.tags.tags_as, options.checks.reference, options.package.static_cache) == ("functions", True, 8)
     run("export", "bert-tiny", "-o", f"{tmp_path}/")

@@ -113,7 +113,8 @@ def test_a_mask_that_is_broadcast_keeps_taking_the_example(tmp_path: Path) -> No
 
     inputs = {"x": torch.rand(1, 5, 4), "mask": torch.ones(1, 1, 5, 2)}
     result = export(Masked().eval(), inputs, tmp_path / "x.onnx", dynamic=True, verify=True)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
 
 
 @pytest.mark.parametrize("example", [{"n": 8}, {"n": 1}, {"a": 2, "b": 8}, {"a": 5, "b": 5, "c": 1}])

@@ -38,7 +38,8 @@ def test_a_right_file_passes(tmp_path: Path) -> None:
     result = export(nn.Linear(4, 4), (X,), tmp_path / "m.onnx")
     assert result.check is not None
     assert result.check.status == "passed"
-    assert result.check.largest is not None and result.check.largest < 1e-5
+    assert result.check.largest is not None
+    assert result.check.largest < 1e-5
     assert not result.attempts
     assert not result.messages  # such as one of a translation that PyTorch does not understand
 
@@ -49,7 +50,8 @@ def test_a_wrong_file_makes_auto_take_the_next_front_end(tmp_path: Path) -> None
     assert [attempt.frontend for attempt in result.attempts] == ["dynamo"]
     assert "differs from PyTorch's output" in result.attempts[0].reason
     report = (tmp_path / "m.report.md").read_text()
-    assert "differs from PyTorch's output" in report and "Passed" in report
+    assert "differs from PyTorch's output" in report
+    assert "Passed" in report
 
 
 def test_where_no_file_is_right_nothing_is_written(tmp_path: Path) -> None:
@@ -72,7 +74,8 @@ def test_the_status_tells_whether_the_files_of_all_front_ends_run(runs: bool, st
 
 def test_a_wrong_file_can_be_kept_anyway(tmp_path: Path) -> None:
     result = export(Otherwise(torchscript=True), (X,), tmp_path / "m.onnx", keep_anyway=True)
-    assert result.check is not None and result.check.status == "failed"
+    assert result.check is not None
+    assert result.check.status == "failed"
     assert (tmp_path / "m.onnx").exists()
     assert "**Failed**" in (tmp_path / "m.report.md").read_text()
 
@@ -175,7 +178,8 @@ def test_a_result_that_is_rounding_alone_is_not_called_wrong(tmp_path: Path) -> 
     normalized = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
     normalized.register_forward_hook(lambda module, given, output: output.sum(-1))
     result = export(normalized, (torch.randn(2, 8),), tmp_path / "m.onnx")
-    assert result.check is not None and result.check.status == "passed"
+    assert result.check is not None
+    assert result.check.status == "passed"
 
 
 class Attends(nn.Module):
@@ -202,7 +206,8 @@ def test_a_mask_that_the_file_keeps_is_not_tried_with_other_values(tmp_path: Pat
     mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]).bool()
     inputs = {"x": torch.randn(2, 1, 5, 4), "mask": mask}
     result = export(Masked().eval(), inputs, tmp_path / "x.onnx", constants=["mask"])
-    assert result.check is not None and result.check.status == "passed"
+    assert result.check is not None
+    assert result.check.status == "passed"
 
 
 def test_what_the_runtime_computes_wrongly_when_it_optimizes_is_not_rounding(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_exposed_outputs_are_what_hooks_see_and_stand_behind_those_of_the_model(
     x = torch.randn(3, 4)
     expose = ["blocks.*", "blocks.0.lin", "shar*"]
     result = export(model, {"x": x}, tmp_path / "m.onnx", frontend=frontend, expose=expose, verify=True, reference=True)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     assert verify(result).agrees
     found = outputs_of(result.path, x)
     assert set(list(found)[1:]) == EXPOSED

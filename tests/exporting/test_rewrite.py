@@ -109,7 +109,8 @@ def test_the_rules_of_others_keep_their_tolerances() -> None:
         for value in node.inputs
         if isinstance(value, Constant)
     ]
-    assert constants and all(constant._rel_tol == 1e-5 and constant._abs_tol == 1e-8 for constant in constants)
+    assert constants
+    assert all(constant._rel_tol == 1e-5 and constant._abs_tol == 1e-8 for constant in constants)
 
 
 SLICES = """

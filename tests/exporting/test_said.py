@@ -30,7 +30,8 @@ class OtherCode(nn.Module):
 
 def said(model: nn.Module, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     result = export(model.eval(), {"x": torch.rand(1, 2, 4, 4)}, folder / "x.onnx", frontend="dynamo")
-    assert result.check is not None and result.check.status == "passed"
+    assert result.check is not None
+    assert result.check.status == "passed"
     print_warnings(result, Options())
     return capsys.readouterr().err
 

@@ -280,11 +280,13 @@ def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compar
     )
     sizes = symbol_sizes(INPUTS, tagged.model)
     tried = SizeTrials(sides, INPUTS).run(sizes)
-    assert tried is not None and tried.status == "not compared"
+    assert tried is not None
+    assert tried.status == "not compared"
     sides.compare = lambda *arguments: compared
     compared = SimpleNamespace(failed=None, unknown=None, located=SimpleNamespace(pairs=()))
     tried = SizeTrials(sides, INPUTS).run(sizes)
-    assert tried is not None and tried.status == "agree"
+    assert tried is not None
+    assert tried.status == "agree"
 
 
 def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
@@ -298,7 +300,8 @@ def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
     tagged = read_tagged(exported.path)
     sides = Sides.of(Refuses(), INPUTS, tagged)
     tried = SizeTrials(sides, INPUTS).run(symbol_sizes(INPUTS, tagged.model))
-    assert tried is not None and tried.status == "not compared"
+    assert tried is not None
+    assert tried.status == "not compared"
     assert Refuses.runs == 1
 
 

@@ -240,7 +240,8 @@ def test_a_kill_before_any_move_leaves_no_files_of_two_sets(
     before, after = sets(writer, weights, place, tmp_path / "kept")
     for at in range(40):
         if not is_killed(MIXED[writer], killed_at_move(at)):
-            assert at > 3 and files_of_set(place) == after
+            assert at > 3
+            assert files_of_set(place) == after
             break
         assert not mixed(files_of_set(place), before, after), f"killed before move {at}"
         restored(tmp_path / "kept", place)
@@ -301,7 +302,9 @@ def test_a_linked_checkpoint_of_the_same_form_is_refused(place: Path) -> None:
         shutil.copy(shard, "checkpoint")
     for command in (["tree", "checkpoint/out.onnx"], ["cost", "checkpoint/out.onnx"]):
         ended = run(*command)
-        assert ended.status == 2 and "other weights: put a copy" in ended.err and ended.err.count("\n") == 1, ended
+        assert ended.status == 2, ended
+        assert "other weights: put a copy" in ended.err, ended
+        assert ended.err.count("\n") == 1, ended
 
 
 def test_a_folder_that_cannot_be_removed_is_a_warning(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +349,8 @@ def failed_at(writer: str, at: int, place: Path, after: Files, name: str, number
         assert name != "link" or files(place) == after, "a fault was not reported, and the files are not complete"
         return bool(reached)
     assert ended.status == 4
-    assert ended.err.startswith("modelexport: cannot ") and ended.err.count("\n") == 1, ended.err
+    assert ended.err.startswith("modelexport: cannot "), ended.err
+    assert ended.err.count("\n") == 1, ended.err
     assert files(place) == before, "a failure left changed files"
     return True
 
@@ -510,7 +514,8 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_there_stays(writer: str, p
                 continue
             line = ended.err
             assert ended.status == 4, f"{size}: {ended}"
-            assert line.startswith("modelexport: cannot write ") and line.count("\n") == 1, line
+            assert line.startswith("modelexport: cannot write "), line
+            assert line.count("\n") == 1, line
             assert "disk/" in line, line
             assert ("needs" in line and "free" in line) or "No space left" in line, line
             assert {file.name: file.read_bytes() for file in (place / "disk").iterdir()} == {OUTPUT: b"old"}
@@ -523,8 +528,10 @@ def test_a_read_only_disk_is_one_line_before_anything_runs(writer: str, place: P
     with small_disk(place / "disk", 2**20):
         subprocess.run(["mount", "-o", "remount,ro", place / "disk"], check=True)
         ended = run(*to_disk(writer))
-    assert ended.status == 4 and ended.err.count("\n") == 1
-    assert ended.err.startswith("modelexport: cannot write disk/") and "read-only" in ended.err, ended.err
+    assert ended.status == 4
+    assert ended.err.count("\n") == 1
+    assert ended.err.startswith("modelexport: cannot write disk/"), ended.err
+    assert "read-only" in ended.err, ended.err
 
 
 @pytest.mark.slow

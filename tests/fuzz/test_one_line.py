@@ -68,8 +68,10 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def line(*command: str, status: int = 2) -> str:
     ended = run(*command)
-    assert ended.status == status and not ended.out, ended
-    assert ended.err.startswith("modelexport: ") and ended.err.count("\n") == 1, ended.err
+    assert ended.status == status, ended
+    assert not ended.out, ended
+    assert ended.err.startswith("modelexport: "), ended.err
+    assert ended.err.count("\n") == 1, ended.err
     return ended.err
 
 

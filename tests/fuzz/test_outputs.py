@@ -152,7 +152,9 @@ def refused(name: str, option: str, output: str, *more: str) -> str:
     needed = case.needed if option not in case.needed else []
     ended = run(name, *case.words, *needed, option, output, *more)
     shown = f"{name} {option} {output}: {ended.status} {ended.err}{ended.out[-200:]}"
-    assert ended.status == 2 and ended.err.startswith("modelexport: ") and ended.err.count("\n") == 1, shown
+    assert ended.status == 2, shown
+    assert ended.err.startswith("modelexport: "), shown
+    assert ended.err.count("\n") == 1, shown
     assert "cannot be" not in ended.err or "written" in ended.err, shown
     return ended.err
 
@@ -203,7 +205,8 @@ def test_a_link_is_followed_where_that_is_asked_for(name: str, place: Path) -> N
     before = real.read_bytes()
     ended = run(name, *case.words, option, link, "--follow-symlinks")
     assert ended.status == 0, ended.err
-    assert link.is_symlink() and real.read_bytes() != before
+    assert link.is_symlink()
+    assert real.read_bytes() != before
     assert not [
         file for file in place.iterdir() if file.name.startswith(("link.", ".modelexport-")) and file != place / link
     ]
@@ -236,7 +239,9 @@ def test_a_result_that_does_not_load_is_not_written(name: str, place: Path, monk
 
     monkeypatch.setattr(onnx_models, "to_proto", broken)
     ended = run(*words, "-o", out)
-    assert ended.status == 4 and ended.err.startswith("modelexport: ") and ended.err.count("\n") == 1, ended
+    assert ended.status == 4, ended
+    assert ended.err.startswith("modelexport: "), ended
+    assert ended.err.count("\n") == 1, ended
     assert "Nonsense" in ended.err
     assert everything(place) == before
 
@@ -246,7 +251,9 @@ def test_a_second_writer_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -
     before = everything(place)
     with only_writer(place):
         ended = run("rename", "plain.onnx", "-o", "out.onnx")
-    assert ended.status == 4 and "another command is writing" in ended.err and ended.err.count("\n") == 1
+    assert ended.status == 4
+    assert "another command is writing" in ended.err
+    assert ended.err.count("\n") == 1
     assert everything(place) == before
     assert run("rename", "plain.onnx", "-o", "out.onnx").status == 0  # the lock is gone with its owner
 
@@ -310,7 +317,8 @@ def test_a_folder_that_is_a_link_is_followed_where_that_is_asked_for(place: Path
     assert "--follow-symlinks" in refused("split", "-o", "link")
     assert "--follow-symlinks" in refused("export", "--dag-dir", "link")
     ended = run("extract", "plain.onnx", "--each", "Linear", "-o", "link")
-    assert ended.status == 2 and "--follow-symlinks" in ended.err
+    assert ended.status == 2
+    assert "--follow-symlinks" in ended.err
     assert not list(store.iterdir())
     assert run("split", "plain.onnx", "--stages", "2", "-o", "link", "--follow-symlinks").status == 0
     assert (store / MANIFEST).is_file()
@@ -347,7 +355,8 @@ def test_each_file_that_goes_into_a_folder_is_looked_at(kind: str, place: Path) 
     before = everything(place)
     for command in commands:
         ended = run(*command)
-        assert ended.status == 2 and ended.err.count("\n") == 1, f"{command}: {ended}"
+        assert ended.status == 2, f"{command}: {ended}"
+        assert ended.err.count("\n") == 1, f"{command}: {ended}"
         assert everything(place) == before, command
 
 
@@ -369,7 +378,8 @@ def test_only_what_modelexport_wrote_is_replaced_by_a_text(place: Path) -> None:
         for other in (name, "notes.md"):
             Path(other).write_text("# mine\n")
             ended = run(*words, other)
-            assert ended.status == 2 and ended.err.count("\n") == 1, ended
+            assert ended.status == 2, ended
+            assert ended.err.count("\n") == 1, ended
             assert "not written by modelexport" in ended.err or other == "notes.md"
             assert Path(other).read_text() == "# mine\n"
     Path("code.py").unlink()
@@ -386,7 +396,8 @@ def test_the_report_and_the_dag_files_of_an_export_replace_only_those_of_another
         file.write_text("mine\n")
         before = everything(place)
         ended = run(*export)
-        assert ended.status == 2 and f"{file} exists and was not written by modelexport" in ended.err
+        assert ended.status == 2
+        assert f"{file} exists and was not written by modelexport" in ended.err
         assert everything(place) == before
         file.write_bytes(written.replace(b"\n", b"\r\n"))  # as git may check it out
     assert run(*export).status == 0
@@ -414,7 +425,8 @@ def test_in_python_too_a_model_has_the_suffix_of_an_onnx_file(place: Path) -> No
 
 def test_two_outputs_cannot_be_one_file(place: Path) -> None:
     ended = run("cost", "plain.onnx", "--html", "a.html", "--node-data", "below/../a.html")
-    assert ended.status == 2 and "are one file" in ended.err
+    assert ended.status == 2
+    assert "are one file" in ended.err
     assert not Path("a.html").exists()
 
 
@@ -427,7 +439,8 @@ def test_a_model_is_exported_into_the_folder_of_its_checkpoint_but_over_none_of_
         "checkpoint/",
     ):
         ended = run("export", "checkpoint", "-o", output)
-        assert ended.status == 2 and ended.err.count("\n") == 1, ended
+        assert ended.status == 2, ended
+        assert ended.err.count("\n") == 1, ended
     assert "folder of the model" in run("export", "checkpoint", "-o", "checkpoint/").err
     (place / "checkpoint" / "model.onnx").write_bytes(b"an earlier export")
     ended = run("export", "checkpoint", "-o", "checkpoint/model.onnx", "--opset", "5")
@@ -457,7 +470,8 @@ def test_a_manifest_names_files_of_its_folder_only(name: str, place: Path) -> No
         before = everything(place)
         if key != "files":
             ended = run("tree", "out")
-            assert ended.status == 2 and ended.err.count("\n") == 1, ended
+            assert ended.status == 2, ended
+            assert ended.err.count("\n") == 1, ended
         assert run("split", "plain.onnx", "--stages", "2", "-o", "out").status == 0
         now = everything(place)
         assert {key: now[key] for key in before if not key.startswith("out/")} == {

@@ -122,12 +122,14 @@ def test_our_own_hard_links_are_read_and_others_are_not(place: Path) -> None:
     (place / "copied.onnx").write_bytes(model)
     os.link("copied.onnx.data", "third-name")
     ended = run("extract", "copied.onnx", "blocks.0", "-o", "other.onnx")
-    assert ended.status == 2 and "a hard link" in ended.err
+    assert ended.status == 2
+    assert "a hard link" in ended.err
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "a\u202eb", "\x9b2J", "\x07", "\ud800", "a\u200bb", "\r"])
 def test_what_controls_a_terminal_is_shown_as_an_escape(text: str) -> None:
-    assert printable(text).isprintable() and printable(printable(text)) == printable(text)
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)
 
 
 def test_printable_text_stays() -> None:
@@ -189,7 +191,8 @@ def test_a_file_of_inputs_is_not_unpacked_beyond_its_limit(place: Path, monkeypa
     np.savez_compressed("zeros.npz", x=np.zeros((1000, 1000)))
     monkeypatch.setattr(input_files, "INPUT_BYTES", 10**6)
     ended = run("profile", "plain.onnx", "--inputs", "zeros.npz")
-    assert ended.status == 2 and "holds 8,000,128 bytes, and at most 1,000,000 are read" in ended.err
+    assert ended.status == 2
+    assert "holds 8,000,128 bytes, and at most 1,000,000 are read" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -198,8 +201,11 @@ def test_a_file_of_inputs_is_not_unpacked_beyond_its_limit(place: Path, monkeypa
 def test_a_name_in_markdown_is_code(name: str) -> None:
     shown = as_markdown(name)
     ticks = shown[: len(shown) - len(shown.lstrip("`"))]
-    assert ticks and shown.endswith(ticks) and ticks not in shown[len(ticks) : -len(ticks)]
-    assert "|" not in shown.replace("\\|", "") and shown.isprintable()
+    assert ticks
+    assert shown.endswith(ticks)
+    assert ticks not in shown[len(ticks) : -len(ticks)]
+    assert "|" not in shown.replace("\\|", "")
+    assert shown.isprintable()
 
 
 def test_a_name_in_a_page_ends_no_script(place: Path) -> None:
@@ -207,7 +213,8 @@ def test_a_name_in_a_page_ends_no_script(place: Path) -> None:
     model.graph.node[0].name = "</script><script>alert(1)</script>"
     (place / "evil.onnx").write_bytes(model.SerializeToString())
     assert run("report", "evil.onnx", "-o", "out.html").status == 0
-    assert "alert(1)" in Path("out.html").read_text() and "<script>alert" not in Path("out.html").read_text()
+    assert "alert(1)" in Path("out.html").read_text()
+    assert "<script>alert" not in Path("out.html").read_text()
 
 
 # --- nothing is lost --------------------------------------------------------------------------------------------------
@@ -233,7 +240,8 @@ def test_an_output_that_would_destroy_something_is_refused(command: list[str], p
     before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
     for output in ("/dev/null", "fifo", "link", "x.onnx", "y.onnx.data", "y.hierarchy.json", ".", *inputs):
         ended = run(*command, "-o", output)
-        assert ended.status == 2 and ended.err.startswith("modelexport: "), output
+        assert ended.status == 2, output
+        assert ended.err.startswith("modelexport: "), output
         assert ended.err.count("\n") == 1, ended.err
     assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
     assert Path("/dev/null").is_char_device()
@@ -242,7 +250,8 @@ def test_an_output_that_would_destroy_something_is_refused(command: list[str], p
 def test_an_output_beside_which_the_data_of_an_input_would_be_replaced_is_refused(place: Path) -> None:
     (place / "a.onnx").write_bytes((place / "copied.onnx").read_bytes())
     ended = run("adopt", "a.onnx", "-o", "copied.onnx")
-    assert ended.status == 2 and "holds weights of a.onnx" in ended.err
+    assert ended.status == 2
+    assert "holds weights of a.onnx" in ended.err
 
 
 @pytest.mark.parametrize("suffix", [".hierarchy.json", ".dag.json", ".operations.json"])
@@ -267,7 +276,8 @@ def test_reference_values_of_another_export_are_refused(place: Path) -> None:
     assert run("update-weights", "plain.onnx", "new.safetensors", "-o", "new.onnx").status == 0
     shutil.copy("plain.reference.safetensors", "new.reference.safetensors")
     ended = run("verify", "new.onnx")
-    assert ended.status == 2 and "was made with other weights" in ended.err
+    assert ended.status == 2
+    assert "was made with other weights" in ended.err
 
 
 # --- it stands firm ---------------------------------------------------------------------------------------------------
@@ -305,7 +315,8 @@ def test_two_threads_that_export_get_their_own_call_trees(tmp_path: Path) -> Non
         result = export(
             model, tiny()[1], tmp_path / f"{name}.onnx", frontend="torchscript", granularity="all", verify=True
         )
-        assert result.verified is not None and result.verified.agrees
+        assert result.verified is not None
+        assert result.verified.agrees
         calls[name] = len(load(tmp_path / f"{name}.onnx"))
 
     threads = [threading.Thread(target=work, args=(kind.__name__, kind())) for kind in (Tiny, Other)]
@@ -320,6 +331,7 @@ def test_two_threads_that_export_get_their_own_call_trees(tmp_path: Path) -> Non
 @pytest.mark.parametrize("opset", [5, 0, 9999, -1])
 def test_an_opset_that_no_front_end_writes_is_refused_before_the_model_runs(opset: int, tmp_path: Path) -> None:
     ended = run("export", "nowhere", "-o", tmp_path / "x.onnx", "--opset", str(opset))
-    assert ended.status == 2 and f"no front end writes opset {opset}: choose one from 9" in ended.err
+    assert ended.status == 2
+    assert f"no front end writes opset {opset}: choose one from 9" in ended.err
     with pytest.raises(UsageError, match="no front end writes opset" if opset >= 0 else "opset takes int of 0 or more"):
         export(Tiny(), tiny()[1], tmp_path / "x.onnx", opset=opset)

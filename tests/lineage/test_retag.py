@@ -469,7 +469,8 @@ def test_a_file_without_nodes_has_lost_no_tags(tmp_path: Path) -> None:
     model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [value], [value]), opset_imports=opsets)
     onnx.save(model, path)
     report = retag(path, source=path, output=tmp_path / "out.onnx")
-    assert set(msgspec.structs.astuple(report.coverage)) == {0} and (tmp_path / "out.onnx").exists()
+    assert set(msgspec.structs.astuple(report.coverage)) == {0}
+    assert (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def test_what_is_saved_is_tagged_verified_and_run_by_transformers(vit: tuple[Any
     exported = exporter.export(model, inputs, {"dynamic": True})
     exported.save_pretrained(tmp_path)
     tagged = modelexport.load(tmp_path / "model.onnx")
-    assert "layers.0" in tagged and len(tagged["layers.0"].parameters) == 16
+    assert "layers.0" in tagged
+    assert len(tagged["layers.0"].parameters) == 16
     assert modelexport.verify(model, inputs, tagged).agrees
     right = model(**inputs).last_hidden_state
     for one in (exported, ExportedModel.from_pretrained(tmp_path)):

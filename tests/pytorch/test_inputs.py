@@ -425,7 +425,8 @@ def test_arrays_in_a_file_are_inputs_in_their_own_types(tmp_path: Path, suffix: 
     for dtype in (torch.bfloat16, torch.float32) if suffix == "safetensors" else (torch.float32,):
         save_inputs({"x": x.to(dtype)}, path)
         (read,) = generate_inputs(Blocks().to(dtype), spec=path).values()
-        assert read.dtype == dtype and torch.equal(read, x.to(dtype))
+        assert read.dtype == dtype
+        assert torch.equal(read, x.to(dtype))
     save_inputs({"z": x}, path)
     with pytest.raises(InputsError, match="takes no input z: it takes x"):
         generate_inputs(Blocks(), spec=path)

@@ -381,4 +381,5 @@ def test_a_model_of_the_hub_has_the_folder_of_its_tokenizer(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     loaded = load_model("somebody/model")
     assert loaded.name == "somebody/model"
-    assert loaded.directory is not None and (loaded.directory / "tokenizer.json").exists()
+    assert loaded.directory is not None
+    assert (loaded.directory / "tokenizer.json").exists()

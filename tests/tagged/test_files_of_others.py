@@ -187,7 +187,8 @@ def test_parts_between_values_are_extracted_also_from_branches(tmp_path: Path) -
                             (("--to", "y", "--from", "h"), "also depends on c: give it with --from"),
                             (("--from", "h"), "with --to and --from")):  # fmt: skip
         done = run("extract", "m.onnx", *arguments, "-o", "part.onnx", cwd=tmp_path)
-        assert done.returncode == 2 and told in done.stderr
+        assert done.returncode == 2
+        assert told in done.stderr
 
 
 def test_inputs_are_made_for_sizes_and_numbers_that_a_file_asks_for(tmp_path: Path) -> None:
@@ -325,7 +326,8 @@ def test_a_file_with_tags_keeps_its_sidecar_beside_one_without(exported: Exporte
     assert source.with_suffix(".hierarchy.json").exists()
     done = run("compare", source, path, cwd=tmp_path)
     coverage = modelexport.load(source).coverage
-    assert done.returncode == 0 and f"{coverage.exact} exact, {coverage.derived} derived" in done.stdout
+    assert done.returncode == 0
+    assert f"{coverage.exact} exact, {coverage.derived} derived" in done.stdout
     assert "each file is compared as one module" in done.stdout
     assert done.stderr == f"{path} has no tags: 4 calls from the scopes in names of nodes (2 nodes)\n"
 

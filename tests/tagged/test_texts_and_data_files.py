@@ -87,7 +87,8 @@ def test_a_missing_data_file_of_a_constant_is_named(tmp_path: Path) -> None:
     file = with_data_file(tmp_path / "model")
     (file.parent / "w.bin").unlink()
     refused = run("verify", file, "--against", file)
-    assert refused.returncode == 2 and "w.bin, which holds weights, is missing" in refused.stderr
+    assert refused.returncode == 2
+    assert "w.bin, which holds weights, is missing" in refused.stderr
 
 
 def test_a_default_of_a_function_in_another_file_is_refused(tmp_path: Path) -> None:

@@ -58,11 +58,13 @@ def files(shared: Shared) -> Path:
 def test_a_call_agrees_with_its_call_of_the_model_and_with_the_whole_file(files: Path, name: str, calls: int) -> None:
     part = files / f"{name}.onnx"
     with_model = verify(Model(), X, part)
-    assert with_model.agrees and len(with_model.calls) == calls, with_model
+    assert with_model.agrees, with_model
+    assert len(with_model.calls) == calls, with_model
     assert [one.status for one in with_model.outputs] == ["agree"] * len(load(part).model.graph.outputs)
     for first, second in ((part, files / "whole.onnx"), (files / "whole.onnx", part)):
         report = verify_against(first, second)
-        assert report.agrees and len(report.calls) == calls, report
+        assert report.agrees, report
+        assert len(report.calls) == calls, report
 
 
 def test_a_fault_in_it_is_named(files: Path, tmp_path: Path) -> None:
@@ -71,9 +73,11 @@ def test_a_fault_in_it_is_named(files: Path, tmp_path: Path) -> None:
     node.op_type = "Abs"
     onnx.save(model, tmp_path / "wrong.onnx")
     wrong = verify(Model(), X, tmp_path / "wrong.onnx").diverging
-    assert wrong is not None and (wrong.address, wrong.first_node) == ("block@1", node.name)
+    assert wrong is not None
+    assert (wrong.address, wrong.first_node) == ("block@1", node.name)
     report = verify_against(tmp_path / "wrong.onnx", files / "whole.onnx")
-    assert not report.agrees and report.first_beyond == "block.norm@1"
+    assert not report.agrees
+    assert report.first_beyond == "block.norm@1"
 
 
 def test_a_record_of_a_call_that_it_does_not_have_is_refused(files: Path, tmp_path: Path) -> None:

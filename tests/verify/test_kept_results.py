@@ -106,7 +106,9 @@ def test_a_fault_is_found_and_located_in_a_model_that_was_run_before(tmp_path: P
     other.load_state_dict({key: tensor * 1.01 for key, tensor in model.state_dict().items()})
     export(other, (x,), tmp_path / "x.onnx")
     report = verify(model, (x,), tmp_path / "x.onnx", perturb=False)
-    assert report.verdict == "differ" and report.parameters is not None and report.parameters.differing
+    assert report.verdict == "differ"
+    assert report.parameters is not None
+    assert report.parameters.differing
     assert {call.address for call in report.calls if call.status == "differ"} <= {"out", ""}
 
 
@@ -122,4 +124,5 @@ def test_constants_in_attributes_are_compared_in_float64(tmp_path: Path) -> None
     model, x = Net(Constant()).eval(), torch.randn(2, 6, 4)
     export(model, (x,), tmp_path / "x.onnx")
     report = verify(model, (x,), tmp_path / "x.onnx")
-    assert report.agrees and not any("own types" in note for note in report.notes)
+    assert report.agrees
+    assert not any("own types" in note for note in report.notes)

@@ -89,13 +89,15 @@ def test_the_calls_with_faults_differ_and_no_other(
     plant(list(file.graph.node))
     onnx.save(file, tmp_path / "wrong.onnx")
     report = verify(model, inputs, tmp_path / "wrong.onnx")
-    assert report.diverging is not None and report.diverging.address == calls[0]
+    assert report.diverging is not None
+    assert report.diverging.address == calls[0]
     assert [one.address for one in report.calls if one.status == "differ"] == calls
 
 
 def test_the_file_without_a_fault_agrees(optimized: tuple[nn.Module, dict[str, Any], Path]) -> None:
     report: VerifyReport = verify(*optimized)
-    assert report.agrees and {one.status for one in report.calls} <= {"agree", "no nodes"}
+    assert report.agrees
+    assert {one.status for one in report.calls} <= {"agree", "no nodes"}
 
 
 def test_a_small_error_behind_noisy_layers_is_not_that_of_the_call_which_adds_it_up(tmp_path: Path) -> None:
@@ -236,5 +238,7 @@ def test_a_file_that_lost_its_tags_is_compared_like_one_that_had_none(
     model, inputs, path = optimized
     with caplog.at_level("INFO", "modelexport.reading"):
         report = verify(model, inputs, path.with_name("changed.onnx"))
-    assert report.agrees and report.calls and not report.claims
+    assert report.agrees
+    assert report.calls
+    assert not report.claims
     assert "no tags left (`modelexport retag` restores those of the export)" in caplog.text

@@ -166,7 +166,8 @@ def test_inputs_that_do_not_fit_are_refused(exported: Exporter) -> None:
 
 
 def test_nothing_compared_is_not_agreement(tmp_path: Path) -> None:
-    assert not PartReports({}).agrees and not StagesReport([]).agrees
+    assert not PartReports({}).agrees
+    assert not StagesReport([]).agrees
     assert not GenerationReport(runs=[], parameters=PARAMETERS).agrees
     assert not GenerationRun(name="prompt 0", prompts=[3], steps=0, tokens=[[]]).agrees
     assert not PipelineReport(calls=[], results=[], parameters=PARAMETERS).agrees
@@ -184,7 +185,8 @@ def test_a_reason_that_does_not_fit_keeps_its_beginning() -> None:
     assert shortened("a reason, " + "without commas " * 20, 60).startswith("a reason, without commas without")
     long = "layer, which has no end " * 20
     assert shortened(long, 60) == "layer, which has no end layer, which has no end layer, ..."
-    assert shortened("a, " * 40, 20) == "a, a, a, a, a, ..." and shortened("short", 60) == "short"
+    assert shortened("a, " * 40, 20) == "a, a, a, a, a, ..."
+    assert shortened("short", 60) == "short"
 
 
 def test_the_first_call_of_other_weights_is_the_first_that_differs_and_says_why(tmp_path: Path) -> None:

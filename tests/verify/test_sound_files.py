@@ -238,7 +238,8 @@ def test_a_model_under_autocast_is_exact_in_the_types_of_its_weights(around: boo
         result = export(model, (x,), tmp_path / "x.onnx", verify=True)
         assert torch.is_autocast_enabled("cpu") is around
     assert [one.kind for one in result.unrepeatable] == ["autocast"]
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     assert {output.dtype for output in result.verified.outputs} == {"float32"}
     assert model(x).dtype is torch.bfloat16
 
@@ -262,15 +263,18 @@ def test_half_precision_inside_a_model_is_computed_in_float32_and_rounded(half: 
     torch.manual_seed(0)
     model, x = Biased(half).eval(), {"x": torch.randn(2, 8, 8)}
     result = export(model, x, tmp_path / "x.onnx", verify=True)
-    assert result.check is not None and result.check.status == "passed"
-    assert result.verified is not None and result.verified.agrees, result.verified
+    assert result.check is not None
+    assert result.check.status == "passed"
+    assert result.verified is not None, result.verified
+    assert result.verified.agrees, result.verified
     (made,) = result.session().run(None, {"x": x["x"].numpy()})
     torch.testing.assert_close(torch.from_numpy(made), model(**x), rtol=0, atol=1e-5)
     without = Biased(torch.float32)
     without.load_state_dict(model.state_dict())
     assert not verify(without.eval(), x, tmp_path / "x.onnx").agrees
     traced = export(model, x, tmp_path / "traced.onnx", frontend="torchscript")
-    assert traced.check is not None and traced.check.status == "passed"
+    assert traced.check is not None
+    assert traced.check.status == "passed"
 
 
 class Steps(nn.Module):
@@ -287,7 +291,8 @@ def test_onnx_runtime_rounds_each_step_in_float16_as_pytorch_does(narrow_inputs:
     model = nn.Sequential(nn.Identity() if narrow_inputs else Narrow(), Steps()).eval()
     result = export(model, (x,), tmp_path / "x.onnx", verify=True)
     (made,) = result.session().run(None, {"input": x.numpy()})
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     torch.testing.assert_close(torch.from_numpy(made), model(x), rtol=0, atol=0)
 
 

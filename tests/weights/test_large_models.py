@@ -90,8 +90,10 @@ def exported_once(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("linked") / "llama"
     shutil.copytree(checkpoints / "llama", folder)
     _, result = exported(folder, folder / "model.onnx", verify=True)
-    assert result.verified is not None and result.verified.agrees
-    assert set(result.weights.linked.values()) == {"in place"} and not result.weights.copied_bytes
+    assert result.verified is not None
+    assert result.verified.agrees
+    assert set(result.weights.linked.values()) == {"in place"}
+    assert not result.weights.copied_bytes
     return folder
 
 
@@ -158,7 +160,8 @@ def expected(checkpoint: Path, dtype: str | None = None) -> np.ndarray:
 
 
 def test_a_model_in_the_folder_of_its_weights_is_linked_to_them_where_they_are(linked: Path, checkpoints: Path) -> None:
-    assert not list(linked.glob("*.data")) and (linked / "model.onnx").stat().st_size < 10**6
+    assert not list(linked.glob("*.data"))
+    assert (linked / "model.onnx").stat().st_size < 10**6
     for file in (checkpoints / "llama").iterdir():
         assert (linked / file.name).read_bytes() == file.read_bytes()
     onnx.checker.check_model(linked / "model.onnx", full_check=True)
@@ -173,7 +176,8 @@ def test_every_parameter_is_where_the_checkpoint_has_it(linked: Path) -> None:
     values = parameters_of(linked / "model.onnx")
     assert values.keys() == stored.keys()
     for name, tensor in values.items():
-        assert isinstance(tensor, ir.ExternalTensor) and str(tensor.location).endswith(".safetensors")
+        assert isinstance(tensor, ir.ExternalTensor)
+        assert str(tensor.location).endswith(".safetensors")
         np.testing.assert_array_equal(tensor.numpy(), stored[name].numpy())
 
 
@@ -228,7 +232,8 @@ def test_the_links_of_a_hub_cache_are_followed(llama: Path, tmp_path: Path) -> N
 
 def test_a_tied_parameter_is_one_initializer_with_all_its_names(checkpoints: Path, tmp_path: Path) -> None:
     loaded, result = exported(checkpoints / "tied", tmp_path / "model.onnx", verify=True)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
     [keys] = [entry.parameter for entry in result.hierarchy.initializers if len(entry.parameter) > 1]
     assert keys == ["model.embed_tokens.weight", "lm_head.weight"]
@@ -237,7 +242,8 @@ def test_a_tied_parameter_is_one_initializer_with_all_its_names(checkpoints: Pat
 
 def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path, tmp_path: Path) -> None:
     loaded, result = exported(checkpoints / "moe", tmp_path / "model.onnx", verify=True)
-    assert result.verified is not None and result.verified.agrees
+    assert result.verified is not None
+    assert result.verified.agrees
     assert result.weights.made == {
         f"model.layers.{layer}.mlp.experts.{name}": operations
         for layer in range(2)
@@ -256,7 +262,8 @@ def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path,
 def test_renamed_tensors_are_linked_as_they_are(checkpoints: Path) -> None:
     base = load_model(str(checkpoints / "tied"), weights="files", model_class="AutoModel")
     stored = tensors_of(checkpoints / "tied")
-    assert base.weights is not None and not base.weights.made
+    assert base.weights is not None
+    assert not base.weights.made
     assert {f"model.{key}" for key in base.weights.tensors} == stored.keys()
     for key, tensor in base.weights.tensors.items():
         assert isinstance(tensor, ir.ExternalTensor)
@@ -265,18 +272,21 @@ def test_renamed_tensors_are_linked_as_they_are(checkpoints: Path) -> None:
 
 def test_another_type_than_the_checkpoint_has_is_streamed_to_the_data_file(checkpoints: Path, tmp_path: Path) -> None:
     _, result = exported(checkpoints / "half", tmp_path / "model.onnx", dtype="float32")
-    assert not result.weights.linked and set(result.weights.made.values()) == {"to float32"}
+    assert not result.weights.linked
+    assert set(result.weights.made.values()) == {"to float32"}
     onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
     np.testing.assert_allclose(computed(tmp_path / "model.onnx"), expected(checkpoints / "half", "float32"), atol=1e-5)
 
 
 def test_weights_in_bfloat16_are_linked_as_they_are(checkpoints: Path, tmp_path: Path) -> None:
     summary = saved(checkpoints / "half", tmp_path / "model.onnx")
-    assert not summary.made and not summary.copied_bytes
+    assert not summary.made
+    assert not summary.copied_bytes
     model = load_onnx(tmp_path / "model.onnx")
     for key, tensor in tensors_of(checkpoints / "half").items():
         written = model.graph.initializers[key].const_value
-        assert written is not None and written.dtype is ir.DataType.BFLOAT16
+        assert written is not None
+        assert written.dtype is ir.DataType.BFLOAT16
         assert written.tobytes() == tensor.view(torch.uint8).numpy().tobytes()
 
 
@@ -291,7 +301,8 @@ def test_a_copy_has_every_weight_in_one_file(llama: Path, tmp_path: Path) -> Non
 
 def test_weights_that_were_left_out_can_be_filled_in(llama: Path, tmp_path: Path) -> None:
     _, result = exported(llama, tmp_path / "model.onnx", "none")
-    assert result.weights.absent_bytes and not (tmp_path / "model.onnx.data").exists()
+    assert result.weights.absent_bytes
+    assert not (tmp_path / "model.onnx.data").exists()
     assert (tmp_path / "model.onnx").stat().st_size < 10**6
     assert len(load(tmp_path / "model.onnx").calls) > 10
     stored = tensors_of(llama)
@@ -345,12 +356,15 @@ def test_inputs_are_generated_without_a_run(checkpoints: Path) -> None:
 def test_drawn_calls_are_verified_alone(linked: Path) -> None:
     loaded = load_model(str(linked), weights="files")
     report = verify_sample(loaded.model, INPUTS, linked / "model.onnx", count=3, weights=loaded.weights)
-    assert report.agrees and len(report.calls) == 3
+    assert report.agrees
+    assert len(report.calls) == 3
     layer = verify_sample(
         loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.1"], weights=loaded.weights
     )
-    assert layer.agrees and all(call.address.startswith("model.layers.1") for call in layer.calls)
-    assert layer.parameters is not None and layer.parameters.used == 9
+    assert layer.agrees
+    assert all(call.address.startswith("model.layers.1") for call in layer.calls)
+    assert layer.parameters is not None
+    assert layer.parameters.used == 9
 
 
 def test_a_wrong_weight_of_a_drawn_call_is_found(linked: Path, tmp_path: Path) -> None:
@@ -361,7 +375,8 @@ def test_a_wrong_weight_of_a_drawn_call_is_found(linked: Path, tmp_path: Path) -
     report = verify_sample(
         loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.1.mlp.up_proj"], weights=loaded.weights
     )
-    assert not report.agrees and [call.status for call in report.calls] == ["differ"]
+    assert not report.agrees
+    assert [call.status for call in report.calls] == ["differ"]
     assert report.parameters is not None
     assert report.parameters.differing == ["model.layers.1.mlp.up_proj.weight"]
 
@@ -383,7 +398,8 @@ def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> No
         assert damaged != whole
         shard(linked).write_bytes(damaged) if damaged is not None else shard(linked).unlink()
         faults = weights_faults(model)
-        assert len(faults) == 1 and fault in faults[0]
+        assert len(faults) == 1
+        assert fault in faults[0]
         with pytest.raises(modelexport.errors.FileFormatError, match=fault):
             verify(loaded.model, INPUTS, path, weights=loaded.weights)
 

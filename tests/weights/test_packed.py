@@ -293,7 +293,8 @@ def test_as_operators_of_the_standard_numbers_scales_logits_and_new_weights_are_
         tensors = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
         codes, scales, *zeros = (tensor.numpy().astype(np.float64) for tensor in tensors)
         middle = 0 if zeros else 2 ** (plain.bits - 1)
-        assert tensors[0].dtype == TYPES[name] and bool(zeros) == (tensors[0].dtype != ir.DataType.INT4)
+        assert tensors[0].dtype == TYPES[name]
+        assert bool(zeros) == (tensors[0].dtype != ir.DataType.INT4)
         columns = np.arange(plain.numbers.shape[1]) if order is None else order
         groups = plain.groups[columns][:: node.attributes["block_size"].as_int()]
         assert (codes.T + middle == plain.numbers[:, columns]).all()
@@ -338,10 +339,13 @@ def test_sizes_of_groups_without_a_kernel_are_dequantized(group: int, tmp_path: 
     written = packing.write(tmp_path / "model", build("llama", **SIXTHS), gptq(4, group), pack)
     loaded = load_model(str(tmp_path / "model"))
     result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", verify=True)
-    assert result.check is not None and result.check.status == "passed"
-    assert result.verified is not None and result.verified.agrees
+    assert result.check is not None
+    assert result.check.status == "passed"
+    assert result.verified is not None
+    assert result.verified.agrees
     found = layers(tmp_path / "model.onnx", "DequantizeLinear")
-    assert len(found) == len(written.plain) and not layers(tmp_path / "model.onnx", "MatMulNBits")
+    assert len(found) == len(written.plain)
+    assert not layers(tmp_path / "model.onnx", "MatMulNBits")
     assert {node.inputs[0].dtype for node in found if node.inputs[0] is not None} == {ir.DataType.UINT4}
     with pytest.raises(
         UsageError, match=f"groups of {group} numbers need DequantizeLinear with blocks, which opset 20"
@@ -362,7 +366,8 @@ def test_the_accuracy_level_is_that_of_the_provider_and_written_down(
     how: dict[str, Any] = {"check": False, "accuracy_level": "fast", "fuse": "ort-cuda"}
     result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", **how)
     found = {node.attributes["accuracy_level"].value for node in layers(tmp_path / "model.onnx", "MatMulNBits")}
-    assert found == {0} and result.hierarchy.settings.accuracy_level == 0
+    assert found == {0}
+    assert result.hierarchy.settings.accuracy_level == 0
 
 
 def test_activations_in_8_bits_are_named_as_the_cause_of_other_outputs(tmp_path: Path) -> None:
@@ -372,8 +377,10 @@ def test_activations_in_8_bits_are_named_as_the_cause_of_other_outputs(tmp_path:
         loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", verify=True, keep_anyway=True, accuracy_level="fast"
     )
     found = {node.attributes["accuracy_level"].value for node in layers(tmp_path / "model.onnx", "MatMulNBits")}
-    assert found == {4} and result.hierarchy.settings.accuracy_level == 4
-    assert result.verified is not None and result.verified.verdict == "differ"
+    assert found == {4}
+    assert result.hierarchy.settings.accuracy_level == 4
+    assert result.verified is not None
+    assert result.verified.verdict == "differ"
     assert "differ" not in {call.status for call in result.verified.calls}
     assert format_verify(result.verified).startswith("the file is right, but MatMulNBits with accuracy_level 4")
 
@@ -388,7 +395,9 @@ def test_activations_in_8_bits_are_named_as_the_cause_of_other_outputs(tmp_path:
 def test_forms_that_do_not_exist_are_refused_with_status_2(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
     packing.write(tmp_path / "model", build("llama"), FOUR_BITS, CASES["bitsandbytes nf4"].pack)
     result = run("export", tmp_path / "model", "-o", tmp_path / "model.onnx", *options)
-    assert result.returncode == 2 and result.stderr.count("\n") == 1 and told in result.stderr
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert told in result.stderr
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -410,7 +419,9 @@ def test_every_call_agrees_and_every_entry_has_its_transform(name: str, made: Ca
     compared = {call.address for call in report.calls if call.status == "agree"}
     assert made(name).written.plain.keys() <= compared
     parameters = report.parameters
-    assert parameters is not None and parameters.agrees and not parameters.untraced
+    assert parameters is not None
+    assert parameters.agrees
+    assert not parameters.untraced
     assert parameters.transformed > 2 * len(made(name).written.plain) - 1
 
 
@@ -475,7 +486,8 @@ def test_weights_that_are_not_of_linear_layers_are_dense_and_named(tmp_path: Pat
     loaded = load_model(str(tmp_path / "apart"))
     assert [note for note in loaded.warnings if "written dense: model.layers.0.mlp.experts." in note]
     result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx")
-    assert result.check is not None and result.check.status == "passed"
+    assert result.check is not None
+    assert result.check.status == "passed"
     assert sum(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "model.onnx").graph.node) == 4
 
 
@@ -536,11 +548,13 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(change: Any, told: str, tmp
     folder = spoiled(tmp_path / "model", change)
     with pytest.raises(ModelLoadError) as refused:
         load_model(str(folder))
-    assert told in str(refused.value) and "\n" not in str(refused.value)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_the_command_refuses_a_damaged_checkpoint_with_status_2(tmp_path: Path) -> None:
     folder = spoiled(tmp_path / "model", lambda tensors, settings: settings.update(bits=3))
     result = run("export", folder, "-o", tmp_path / "model.onnx")
     assert result.returncode == 2
-    assert result.stderr.count("\n") == 1 and "modelexport reads GPTQ with 2, 4 and 8" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "modelexport reads GPTQ with 2, 4 and 8" in result.stderr

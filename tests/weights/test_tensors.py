@@ -143,7 +143,8 @@ def test_a_model_can_be_written_over_the_file_it_was_read_from(external: bool, t
         save_model(model, path, external=external)
         np.testing.assert_array_equal(mapped, arrays["large"])
         read = {name: value.const_value for name, value in load_onnx(path).graph.initializers.items()}
-        assert read["large"] is not None and read["small"] is not None
+        assert read["large"] is not None
+        assert read["small"] is not None
         np.testing.assert_array_equal(read["large"].numpy(), arrays["large"])
         np.testing.assert_array_equal(read["small"].numpy(), arrays["small"] * factor)
         if external:

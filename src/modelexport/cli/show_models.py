@@ -29,7 +29,8 @@ def format_hierarchy(mode: HierarchyMode, shown: HierarchyOverview) -> str:
     """
     if mode == "static":
         return _format_modules(shown.tree, shown.static_tags)
-    assert shown.calls is not None and shown.comparison is not None  # of a run
+    assert shown.calls is not None
+    assert shown.comparison is not None
     if mode == "compare":
         return _format_comparison(shown.tree, shown.comparison, shown.static_tags, shown.tags)
     return (_format_calls if mode == "traced" else _format_steps)(shown.tree, shown.calls, shown.tags)

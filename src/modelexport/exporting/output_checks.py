@@ -15,6 +15,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
 from modelexport.traces.array_differences import relative_error
+from modelexport.traces.tolerances import CLEARLY_WRONG
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -139,15 +140,11 @@ def _wrong_without_keys(sides: Sides, inputs: Inputs, runs: InferenceSession) ->
             if not all(np.isfinite(array_of_torch.astype(np.float64)).all() for array_of_torch in right):
                 continue
             apart = max((relative_error(*both) for both in zip(right, outputs, strict=False)), default=0.0)
-            if apart > _CLEARLY_WRONG and not sides.agrees(other, sides.returned(other)):
+            if apart > CLEARLY_WRONG and not sides.agrees(other, sides.returned(other)):
                 return f"with {what}: the file is off by {apart:.1e} of PyTorch's size, or not finite"
         except Exception:  # of the model, which may not accept them
             continue
     return ""
-
-
-_CLEARLY_WRONG = 0.01
-"""Rounding is not more in any type of weights that the check compares."""
 
 
 _NO_KERNEL = "NOT_IMPLEMENTED"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+LARGEST_FLOAT16 = 65504.0
 SAFETENSORS_NAMES = {
     "float64": "F64",
     "complex64": "C64",

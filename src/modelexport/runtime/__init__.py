@@ -1,1 +1,4 @@
 """ONNX Runtime: sessions, providers, random inputs."""
+
+CPU = "CPUExecutionProvider"
+"""The name of the provider for this processor."""

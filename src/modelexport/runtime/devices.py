@@ -22,9 +22,9 @@ import onnxruntime
 
 from modelexport.core.text import reason_of, suggest
 from modelexport.errors import UsageError
+from modelexport.runtime import CPU as CPU  # noqa: PLC0414 - others know it from here
 from modelexport.runtime.saturating_products import saturates_here
 
-CPU = "CPUExecutionProvider"
 THROUGH = " through "
 """What is between a device and the command that reaches it: ``cpu through ssh board``."""
 _END = "ExecutionProvider"

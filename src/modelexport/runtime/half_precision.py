@@ -9,9 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.files.protobuf_reading import serialized_graphs
-
-LARGEST = float(np.finfo(np.float16).max)
-"""The largest number of float16, to which the converter cuts larger ones."""
+from modelexport.format.dtypes import LARGEST_FLOAT16
 
 _QUANTIZERS = re.compile("uantizeLinear|QLinear")
 
@@ -45,7 +43,7 @@ def in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
     for graph in serialized_graphs(model):
         _hold_constants(graph)
         large = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT
-                 and beyond(numpy_helper.to_array(tensor), LARGEST)}  # fmt: skip
+                 and beyond(numpy_helper.to_array(tensor), LARGEST_FLOAT16)}  # fmt: skip
         for node in graph.node:
             if large.intersection(node.input) or _QUANTIZERS.search(node.op_type):
                 node.name = node.name or f"{node.op_type} of {node.output[0]}"
@@ -73,7 +71,7 @@ def _hold_constants(graph: onnx.GraphProto) -> None:
         if attribute.name in ("value_float", "value_floats"):
             numbers = np.array(helper.get_attribute_value(attribute), np.float32)
             attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(numbers)))
-        if attribute.t.data_type == TensorProto.FLOAT and beyond(numpy_helper.to_array(attribute.t), LARGEST):
+        if attribute.t.data_type == TensorProto.FLOAT and beyond(numpy_helper.to_array(attribute.t), LARGEST_FLOAT16):
             graph.initializer.append(attribute.t)
             graph.initializer[-1].name = node.output[0]
             graph.node.remove(node)

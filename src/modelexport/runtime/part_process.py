@@ -135,7 +135,8 @@ class PartProcess:
 
     def _answer_here(self, job: str) -> PartResult:
         process = self._process or self._begin()
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         self._log.seek(0)  # for the process as well, which shares the position
         self._log.truncate()
         self._ran += 1

@@ -33,6 +33,7 @@ from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nodes_of
 from modelexport.graph.unique_names import free_name, names_in
+from modelexport.runtime import CPU
 
 _SMALLEST, _LARGEST = -(2**15), 2**15 - 1
 _ACTIVATION = 2**8 - 1
@@ -120,7 +121,7 @@ def saturates_here() -> bool:
         [onnx.numpy_helper.from_array(np.full((2, 1), _OFFSET - 1, np.int8), "w")],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[CPU])
     (product,) = session.run(None, {"x": np.full((1, 2), _ACTIVATION, np.uint8)})
     return bool(product[0, 0] != 2 * _ACTIVATION * (_OFFSET - 1))
 

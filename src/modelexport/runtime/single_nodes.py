@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from modelexport.runtime import CPU
 from modelexport.runtime.saturating_products import unsigned_inputs
 
 
@@ -48,15 +49,13 @@ def _in_float64() -> frozenset[tuple[str, str]]:
     return frozenset(
         (kernel.domain, kernel.op_name)
         for kernel in state.get_all_opkernel_def()
-        if kernel.provider == "CPUExecutionProvider"
-        and any("tensor(double)" in types for types in kernel.type_constraints.values())
+        if kernel.provider == CPU and any("tensor(double)" in types for types in kernel.type_constraints.values())
     )
 
 
 def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[Any, ...]:
     import onnxruntime  # rarely needed
 
-    from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import session_options
 
     feeds = {name: array for name, array in zip(node.input, inputs, strict=False) if name and array is not None}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
+from modelexport.runtime import CPU
 
 MODEL = argument(
     "bert-tiny",

@@ -49,6 +49,10 @@ TIMES_ALLOWED = 10.0
 """How many times what is allowed a run in the model's types may be off without a look at its rounding."""
 TIMES_ONE_BIT = 64.0
 """How many times the effect of one bit of each weight rounding may be."""
+CLEARLY_WRONG = 1e-2
+"""More than rounding is in any type of weights that the check of an export compares."""
+ON_A_DEVICE = 1e-2
+"""How far off outputs on a device may be, unless a person says another bound."""
 _LOGITS, _LOGITS_OF_HALF = 1e-3, 3e-2
 PIPELINE_RESULT = 1e-3
 """How far off the result of a pipeline may be: each step adds its rounding."""

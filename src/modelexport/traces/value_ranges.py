@@ -23,7 +23,6 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_run import FileRun
 
-FLOAT16 = float(np.finfo(np.float16).max)
 BFLOAT16 = float(np.finfo(np.float32).max) * (2 - 2**-7) / (2 - 2**-23)
 FLOAT16_ROUNDS_TO_ZERO = float(np.finfo(np.float16).smallest_subnormal) / 2
 """Numbers up to this size are zero in float16."""

@@ -150,7 +150,8 @@ def test_several_are_merged_one_after_the_other(peft: Path, exported: Exporter, 
     for value, other in zip(
         initializers(load(tmp_path / "both.onnx").model), initializers(load(tmp_path / "two.onnx").model), strict=True
     ):
-        assert value.const_value is not None and other.const_value is not None
+        assert value.const_value is not None
+        assert other.const_value is not None
         np.testing.assert_allclose(value.const_value.numpy(), other.const_value.numpy(), rtol=0, atol=1e-6)
 
 
@@ -306,7 +307,8 @@ def test_what_cannot_be_applied_is_refused_in_one_line(
 ) -> None:
     with pytest.raises((WeightsError, FileFormatError)) as caught:
         merge_adapters(exported("llama").path, [changed(**options)], tmp_path / "out.onnx")
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out.onnx").exists()
 
 
@@ -341,4 +343,5 @@ def test_the_command_says_what_it_wrote(peft: Path, exported: Exporter, tmp_path
     document = json.loads(command(path, "--adapter", adapter, "-o", "merged.onnx", "--json").stdout)
     assert (document["pairs"], document["initializers"]) == (4, 4)
     failed = command(path, "-o", "out.onnx")
-    assert failed.returncode == 2 and failed.stderr == "modelexport: give WEIGHTS.safetensors, or --adapter DIR\n"
+    assert failed.returncode == 2
+    assert failed.stderr == "modelexport: give WEIGHTS.safetensors, or --adapter DIR\n"

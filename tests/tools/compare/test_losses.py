@@ -52,7 +52,8 @@ def test_every_run_of_data_is_compared_and_a_sequence_may_have_another_length_in
         extract(file, "b", cut)
         for second in (file, cut):  # the first run tells nothing
             report = verify_against(files[0], second, data=tmp_path / "data.jsonl")
-            assert report.agrees == agrees and report.inputs.startswith("2 runs")
+            assert report.agrees == agrees
+            assert report.inputs.startswith("2 runs")
 
 
 BRANCHES = """g (float[2,2] x, bool c) => (float[2,2] y) <float[2] w = {1, 1}, float[2] v = {%s, %s}>
@@ -63,8 +64,10 @@ BRANCHES = """g (float[2,2] x, bool c) => (float[2,2] y) <float[2] w = {1, 1}, f
 def test_a_fault_in_one_branch_is_not_halved_by_the_other(tmp_path: Path) -> None:
     right, wrong = (written(tmp_path / f"{v}.onnx", BRANCHES % (v, v)) for v in ("1", "1.08"))
     report = verify_against(right, wrong, bound=0.05)
-    assert report.verdict == "differ" and report.outputs[0].norm == pytest.approx(0.08, rel=1e-3)
-    assert report.first_beyond == "a" and verify_against(right, wrong)["a"].status == "differ"
+    assert report.verdict == "differ"
+    assert report.outputs[0].norm == pytest.approx(0.08, rel=1e-3)
+    assert report.first_beyond == "a"
+    assert verify_against(right, wrong)["a"].status == "differ"
 
 
 def test_inputs_have_the_sizes_that_either_file_fixes(tmp_path: Path) -> None:
@@ -83,7 +86,8 @@ def test_a_file_without_the_calls_says_that_none_was_compared(tmp_path: Path) ->
     report = verify_against(right, other)
     assert "calls compute the same" in format_losses(report)
     lost = replace(report, calls=[replace(call, status="no nodes") for call in report.calls])
-    assert "agree: " in (text := format_losses(lost)) and "no call was compared: no node of the second file" in text
+    assert "agree: " in (text := format_losses(lost))
+    assert "no call was compared: no node of the second file" in text
 
 
 @pytest.mark.parametrize("bound", [float("nan"), -1, float("inf")])
@@ -138,16 +142,19 @@ def test_only_the_call_with_a_wrong_weight_is_blamed(files: Path, tmp_path: Path
     report = verify_against(files / "whole.onnx", tmp_path / "wrong.onnx")
     assert [call.address for call in report.listed] == [report.first_beyond] == ["blocks.1.0"]
     loss = report["blocks.1.0"].per_module
-    assert loss is not None and loss.norm == pytest.approx(0.25, rel=0.01)
+    assert loss is not None
+    assert loss.norm == pytest.approx(0.25, rel=0.01)
     assert "6 of 7 calls compute the same" in format_losses(report)
 
 
 def test_half_precision_agrees_and_a_bound_lists_each_call_beyond_it(files: Path) -> None:
     whole, half = files / "whole.onnx", files / "half.onnx"
     report = verify_against(whole, half)
-    assert report.agrees and not report.listed, report
+    assert report.agrees, report
+    assert not report.listed, report
     error = report.outputs[0].norm
-    assert error is not None and 1e-5 < error < 1e-2
+    assert error is not None
+    assert 1e-5 < error < 1e-2
     strict = verify_against(whole, half, bound=1e-5)
     assert (strict.verdict, strict.first_beyond) == ("differ", "blocks.0.0")
     assert {call.address for call in strict.listed} == {f"blocks.{index}.0" for index in range(3)}
@@ -155,7 +162,8 @@ def test_half_precision_agrees_and_a_bound_lists_each_call_beyond_it(files: Path
         "of one product, not three"
     )
     loose = verify_against(whole, half, bound=1e-2)
-    assert loose.agrees and not loose.listed, loose
+    assert loose.agrees, loose
+    assert not loose.listed, loose
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1e-5, "differ"), (1e-2, "agree")])

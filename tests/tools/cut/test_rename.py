@@ -78,7 +78,8 @@ def test_names_are_stable(exported: Exporter, tmp_path: Path) -> None:
     path = exported("llama").path
     rename(path, tmp_path / "once.onnx", values=True)
     again = rename(tmp_path / "once.onnx", tmp_path / "twice.onnx", values=True)
-    assert not again.renamed and not again.values
+    assert not again.renamed
+    assert not again.values
     assert names_of(tmp_path / "once.onnx") == names_of(tmp_path / "twice.onnx")
 
 
@@ -91,7 +92,8 @@ def test_an_export_with_such_names_is_the_renamed_export(exported: Exporter, tmp
         (node.name, [value.name for value in node.outputs]) for node in all_nodes(two)
     ]
     report = verify(file.case.build(), file.case.inputs(), tmp_path / "named.onnx")
-    assert report.agrees and not report.claims
+    assert report.agrees
+    assert not report.claims
 
 
 @pytest.mark.slow
@@ -116,11 +118,13 @@ def test_the_other_commands_still_work_on_it(values: bool, exported: Exporter, t
     assert load(path).hierarchy is not None
     assert str(load(path)) == str(load(file.path))
     report = verify(file.case.build(), file.case.inputs(), path)
-    assert report.agrees and not report.claims
+    assert report.agrees
+    assert not report.claims
     assert verify_against(file.path, path).agrees
     assert not compare(file.path, path).differs
     optimized = optimize_file(path, "ort-extended", tmp_path / "optimized.onnx")
-    assert optimized.coverage.untagged == 0 and not optimized.unclear
+    assert optimized.coverage.untagged == 0
+    assert not optimized.unclear
 
 
 def test_without_values_a_file_made_of_the_renamed_one_descends_from_the_old_one(
@@ -130,7 +134,8 @@ def test_without_values_a_file_made_of_the_renamed_one_descends_from_the_old_one
     rename(path, tmp_path / "named.onnx")
     ir.save(ir.load(tmp_path / "named.onnx"), tmp_path / "changed.onnx")
     report = retag(tmp_path / "changed.onnx", source=path, output=tmp_path / "back.onnx")
-    assert report.coverage.untagged == 0 and report.common == report.values
+    assert report.coverage.untagged == 0
+    assert report.common == report.values
 
 
 def test_the_sidecar_follows_values_to_their_new_names(tmp_path: Path) -> None:
@@ -152,7 +157,8 @@ def test_the_sidecar_follows_values_to_their_new_names(tmp_path: Path) -> None:
     rename(tmp_path / "net.onnx", tmp_path / "named.onnx", values=True)
     for name, values in (("net", ["sin", "mul"]), ("named", ["/Sin_output_0", "mul"])):
         sidecar = load(tmp_path / f"{name}.onnx").hierarchy
-        assert sidecar is not None and [tensor.value for tensor in sidecar.calls[1].inputs] == values
+        assert sidecar is not None
+        assert [tensor.value for tensor in sidecar.calls[1].inputs] == values
 
 
 def test_the_command_renames(exported: Exporter, tmp_path: Path) -> None:

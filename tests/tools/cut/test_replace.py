@@ -244,7 +244,9 @@ def test_a_file_with_functions_stays_one(name: str, layer: str, exported: Export
         replace(tmp_path / "f.onnx", [layer], what, tmp_path / output)
         onnx.checker.check_model(tmp_path / output, full_check=True)
         tagged = load(tmp_path / output)
-        assert tagged.encoding == "functions" and tagged.coverage.untagged == 0 and tagged.hierarchy is not None
+        assert tagged.encoding == "functions"
+        assert tagged.coverage.untagged == 0
+        assert tagged.hierarchy is not None
     assert without(file, layer, tmp_path / "identity.onnx") < 1e-4
     same(outputs(file.path, file), outputs(tmp_path / "operator.onnx", file))
 
@@ -384,9 +386,11 @@ def test_changed_code_in_place_of_a_module_is_the_changed_model(
     parent, _, attribute = path.rpartition(".")
     setattr(model.get_submodule(parent), attribute, new)
     report = verify(model, inputs, tmp_path / "out.onnx")
-    assert report.agrees and not report.claims
+    assert report.agrees
+    assert not report.claims
     tagged = load(tmp_path / "out.onnx")
-    assert tagged.encoding == tags_as and tagged.coverage.untagged == 0
+    assert tagged.encoding == tags_as
+    assert tagged.coverage.untagged == 0
     assert tagged.class_of(ModuleCall(path)) == type(new).__name__
 
 
@@ -431,7 +435,8 @@ def test_the_other_commands_work_on_what_was_replaced(exported: Exporter, tmp_pa
     path = tmp_path / "out.onnx"
     replaced(file, "class:LlamaRMSNorm", CustomOperator("com.acme", "Norm", keep_body=True), path)
     report = verify(file.case.build(), file.case.inputs(), path)
-    assert report.agrees and not report.claims
+    assert report.agrees
+    assert not report.claims
     assert "LlamaRMSNorm" in str(load(path))
     assert compare(file.path, path).differs
     ir.save(ir.load(path), tmp_path / "changed.onnx")
@@ -441,7 +446,8 @@ def test_the_other_commands_work_on_what_was_replaced(exported: Exporter, tmp_pa
     assert listed["model.norm"].calls == 1
     replace(file.path, ["model.layers.1.mlp"], Identity(), tmp_path / "without.onnx")
     listed = {module.path: module for module in load(tmp_path / "without.onnx").hierarchy.modules}
-    assert listed["model.layers.1.mlp.up_proj"].calls == 0 and listed["model.layers.1.mlp.up_proj"].reason
+    assert listed["model.layers.1.mlp.up_proj"].calls == 0
+    assert listed["model.layers.1.mlp.up_proj"].reason
 
 
 def test_a_module_inside_a_branch_is_replaced_there(exported: Exporter, tmp_path: Path) -> None:

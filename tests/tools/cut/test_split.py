@@ -248,9 +248,12 @@ def test_stages_return_sequences_and_outputs_that_cannot_be_compared(tmp_path: P
         ["/b/SplitToSequence"] s = SplitToSequence (a)  ["/c/Cosh"] y = Cosh (a) }"""
     file = written(tmp_path / "file.onnx", text)
     report = verify_stages(split(load(file), tmp_path / "stages", stages=2), file)
-    assert report.agrees and {output.name: output.status for output in report.outputs} == {
-        **{f"s[{index}]": "agree" for index in range(4)}, "i": "not compared", "y": "agree",
-    }  # fmt: skip
+    assert report.agrees
+    assert {output.name: output.status for output in report.outputs} == {
+        **{f"s[{index}]": "agree" for index in range(4)},
+        "i": "not compared",
+        "y": "agree",
+    }
     manifest = tmp_path / "stages" / "modelexport.json"
     manifest.write_text(manifest.read_text().replace('"stages"', '"whole"', 1))
     with pytest.raises(FileFormatError, match=r"of kind 'whole', not of stages: give a part \(stage_0.onnx, stage_1"):
@@ -284,7 +287,8 @@ def test_operations_are_counted_for_the_sizes_that_are_given(exported: Exporter,
     file = exported("bert", dynamic=True)
     symbol = find_shapes(load(file.path).model).symbols[0]
     result = modelexport.split(file.path, tmp_path / "stages", stages=2, by="flops", sizes={symbol: 7})
-    assert result.by == "flops" and result.largest <= (1 + SLACK) * result.best
+    assert result.by == "flops"
+    assert result.largest <= (1 + SLACK) * result.best
     check_chain(tmp_path / "stages", *whole(file.path, file.case))
     with pytest.raises(UsageError, match="no dynamic axis 'nothing'"):
         modelexport.split(file.path, tmp_path / "other", stages=2, by="flops", sizes={"nothing": 7})

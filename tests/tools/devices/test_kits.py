@@ -69,10 +69,10 @@ def test_a_kit_is_not_written_through_a_link_inside_its_folder(tmp_path: Path) -
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "values").symlink_to(tmp_path / "outside")
     refused = run("kit", tmp_path / "model.onnx", "-o", tmp_path / "kit")
-    assert refused.returncode == 2 and "values is a symbolic link" in refused.stderr
-    assert [*(tmp_path / "outside").iterdir()] == [] and [each.name for each in (tmp_path / "kit").iterdir()] == [
-        "values"
-    ]
+    assert refused.returncode == 2
+    assert "values is a symbolic link" in refused.stderr
+    assert [*(tmp_path / "outside").iterdir()] == []
+    assert [each.name for each in (tmp_path / "kit").iterdir()] == ["values"]
 
 
 def test_a_kit_knows_the_weights_files_of_its_model(tmp_path: Path) -> None:

@@ -93,8 +93,10 @@ def test_the_uses_of_two_packages_run_in_turns(llama: tuple[Path, Path]) -> None
     found = profile_parts(llama[1], sizes={"sequence": 4}, runs=2, warmup=1, against=llama[1])
     assert list(found) == ["prefill", "decode"]
     for part in found.values():
-        assert part.against is not None and part.against.inputs == part.facts.inputs
-        assert part.turns is not None and part.turns.turns == 2
+        assert part.against is not None
+        assert part.against.inputs == part.facts.inputs
+        assert part.turns is not None
+        assert part.turns.turns == 2
     assert list(time_parts_in_turns(llama[1], llama[1])) == ["prefill", "decode"]
 
 
@@ -147,7 +149,8 @@ def test_an_input_that_another_file_lost_is_not_given_to_it(tmp_path: Path) -> N
         onnx.save(model, tmp_path / f"{name}.onnx")
     how: dict[str, Any] = {"sizes": {"n": 2}, "runs": 1, "warmup": 1}
     (found,) = profile_parts(tmp_path / "a.onnx", **how, against=tmp_path / "b.onnx").values()
-    assert found.against is not None and found.against.inputs == {"x": "float32[2, 4]"}
+    assert found.against is not None
+    assert found.against.inputs == {"x": "float32[2, 4]"}
     with pytest.raises(InputsError, match="ids missing; the model takes"):
         profile_parts(tmp_path / "b.onnx", **how, against=tmp_path / "a.onnx")
 

@@ -171,7 +171,8 @@ def test_what_costs_most_is_seen_first_equal_modules_together(
     rows = {row.address: row.own.get("flops", 0) for row in table.rows()}
     both = rows["encoder.layer.0.output.dense"] + rows["encoder.layer.1.output.dense"]
     patterns = window.texts("#largest button")
-    assert len(patterns) == 5 and "encoder.layer.*.output.dense" in patterns
+    assert len(patterns) == 5
+    assert "encoder.layer.*.output.dense" in patterns
     figures = window.texts("#largest td")[patterns.index("encoder.layer.*.output.dense")]
     assert figures.endswith(f"{100 * both / table.whole['flops']:.3g} %, 2 calls")
     window.click(f"#largest tr:nth-child({patterns.index('encoder.layer.*.output.dense') + 1}) button")

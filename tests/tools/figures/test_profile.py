@@ -120,7 +120,8 @@ def test_rows_add_up_to_a_run_without_profiling_and_name_what_is_not_the_time_of
     assert found.facts.profiler_seconds > 0
     assert f"a run takes {found.facts.wall_seconds * 1e3:,.3g} ms" in found.table.notes[-2]
     shared = sum(len(node.calls) > 1 for node in found.table.nodes)
-    assert shared and f"{shared} kernels with several owners: the time is divided" in found.table.notes[-3]
+    assert shared
+    assert f"{shared} kernels with several owners: the time is divided" in found.table.notes[-3]
 
 
 def test_runs_that_differ_by_more_than_they_take_rank_nothing() -> None:
@@ -157,7 +158,8 @@ def test_no_time_is_negative_though_the_profiled_runs_were_slower_than_the_other
     fitted, scale = _fitted(nodes, 400_000, 50_000)
     taken = [node.figures["seconds"] for node in fitted]
     assert 399_996 <= sum(taken) <= 400_000
-    assert taken == sorted(taken, reverse=True) and min(taken) == 0
+    assert taken == sorted(taken, reverse=True)
+    assert min(taken) == 0
     assert scale == pytest.approx(400_000 / 4_583_000)
     assert fitted[0].figures["peak_bytes"] == 7
     assert _fitted(nodes, 5_000_000, 500_000) == (nodes, 1.0)
@@ -328,7 +330,8 @@ def test_another_file_is_run_with_the_sizes_that_it_fixes(tmp_path: Path) -> Non
     done = run("profile", files[0], "--against", files[1], "--runs", "1")
     assert "random (x float32[5, 8])" in done.stdout, done.stderr
     done = run("profile", files[0], "--against", files[1], "--size", "N=4")
-    assert done.returncode == 2 and "axis 0 of x is 5 in " in done.stderr
+    assert done.returncode == 2
+    assert "axis 0 of x is 5 in " in done.stderr
 
 
 def test_the_command_prints_the_run_beside_the_table(slow: Path) -> None:

@@ -31,14 +31,16 @@ def test_a_difference_beyond_the_noise_is_one_and_others_are_not() -> None:
     assert compare_turns(first, [taken * 2 for taken in first]).slower
     assert compare_turns(first, [taken // 2 for taken in first]).faster
     noisy = compare_turns(first, [90, 120, 100, 90, 120, 90, 110, 120, 90, 110])
-    assert not noisy.faster and not noisy.slower
+    assert not noisy.faster
+    assert not noisy.slower
 
 
 def test_what_slows_both_files_down_does_not_count() -> None:
     """Half of the turns ran beside another program, three times as slow."""
     first = [100, 300, 101, 303, 99, 297, 100, 300, 102, 306]
     turns = compare_turns(first, [taken * 9 // 10 for taken in first])
-    assert turns.faster and turns.ratio == pytest.approx(0.9, abs=0.01)
+    assert turns.faster
+    assert turns.ratio == pytest.approx(0.9, abs=0.01)
 
 
 def test_an_interval_of_the_median_contains_it_as_often_as_is_said() -> None:
@@ -63,6 +65,7 @@ def test_a_line_says_which_file_is_slower_or_that_the_noise_does_not_allow_to(tm
     for name, body in {"a": "{ y = MatMul (x, x) }", "b": f"{{ s0 = Relu (x) {steps} y = Relu (s60) }}"}.items():
         onnx.save(onnx.parser.parse_model(f"{header} {body}"), tmp_path / f"{name}.onnx")
     slow = time_in_turns(tmp_path / "a.onnx", tmp_path / "b.onnx", runs=20)
-    assert slow.slower and turns_line(slow, "a", "b").startswith("b takes ")
+    assert slow.slower
+    assert turns_line(slow, "a", "b").startswith("b takes ")
     same = compare_turns([100, 101] * 5, [101, 100] * 5)
     assert turns_line(same, "a", "b").startswith("too noisy to rank: b takes 1 times as long")

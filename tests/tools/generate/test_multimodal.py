@@ -116,7 +116,8 @@ def test_an_image_in_tiles_is_an_image_and_a_processor_gives_the_mask_of_its_pix
         assert tiles > 3  # other than the sizes of the batch and of the channels, which a capture would take for equal
         assert (example.inputs["input_ids"] == IMAGE).sum(1).tolist() == [4 * tiles] * 2
         modality = find_modality(model, example)
-        assert modality is not None and modality.tensors.keys() == names
+        assert modality is not None
+        assert modality.tensors.keys() == names
     taken = {name: torch.from_numpy(one) for name, one in cut_image(2).items() if name != "input_ids"}
     with torch.no_grad():
         whole = encode(modality, model, **taken)["image_features"]
@@ -182,7 +183,8 @@ def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]
     model = qwen()
     sizes = torch.tensor([grid])
     modality = find_modality(model, example_of(model, {"image_grid_thw": sizes}))
-    assert modality is not None and modality.positions is not None
+    assert modality is not None
+    assert modality.positions is not None
     assert modality.sizes == ("image_grid_thw",)
     tokens = grid[1] * grid[2] // 4
     assert modality.positions.offsets.shape == (3, tokens)
@@ -303,7 +305,8 @@ def test_without_its_weights_a_merge_is_not_compared_and_the_export_says_so() ->
     for parameter in model.parameters():
         parameter.data.zero_()
     modality = find_modality(model, example_of(model))
-    assert modality is not None and not modality.compared
+    assert modality is not None
+    assert not modality.compared
     notes = [note for part in next(generation_forms(model)) for note in part.notes]
     assert notes == [
         "the merge of image features was not compared with the model's own, because the weights are not in memory: "

@@ -243,7 +243,8 @@ def test_other_sizes_of_a_step_fit_together(llama: tuple[Path, Path]) -> None:
     (part,) = next(generation_forms(model := load_model(str(llama[0])).model))
     given = prepare_inputs(part.model, part.inputs).inputs
     changed = resized(given, load_onnx(llama[1] / "decode.onnx"))
-    assert isinstance(given, dict) and isinstance(changed, dict)
+    assert isinstance(given, dict)
+    assert isinstance(changed, dict)
     sizes = [
         [
             one[cache_argument(model)].layers[0].keys.shape[2],
@@ -386,9 +387,11 @@ def test_the_sounds_of_a_batch_may_be_padded_if_a_mask_says_so() -> None:
     assert "without padding" in whole[0].notes[0]
     sounds = example_prompts(model, None)
     lengths = [sound["attention_mask"].shape[1] for sound in sounds]
-    assert len({*lengths}) == 4 and lengths == [sound["input_values"].shape[1] for sound in sounds]
+    assert len({*lengths}) == 4
+    assert lengths == [sound["input_values"].shape[1] for sound in sounds]
     masks = generate_greedily(model, sounds, 2).inputs["attention_mask"]
-    assert masks.shape == (4, lengths[0]) and not masks[1:, lengths[1] :].any()
+    assert masks.shape == (4, lengths[0])
+    assert not masks[1:, lengths[1] :].any()
 
 
 def test_an_encoder_of_tokens_and_images_gets_tokens_only_and_says_so() -> None:
@@ -569,7 +572,8 @@ def test_what_genai_does_not_encode_is_a_note(name: str, why: str, tmp_path: Pat
     model = ENCODER_DECODERS[name]().eval()
     model.generation_config.update(forced_bos_token_id=5, max_length=30, repetition_penalty=1.0)
     note, settings = modelexport.export_package(model, tmp_path / "out").notes
-    assert note.startswith("genai_config.json was not written") and why in note
+    assert note.startswith("genai_config.json was not written")
+    assert why in note
     assert settings.startswith("generate also applies forced_bos_token_id = 5:")
 
 
@@ -635,7 +639,8 @@ def test_quantized_parameters_of_a_package_are_not_called_equal(llama: tuple[Pat
         verify_parameters_of_parts(load_model(str(llama[0])).model, read_package(folder))
         for folder in (llama[1], tmp_path / "int4")
     )
-    assert (whole.used, whole.untraced) == (narrow.used, []) and narrow.agrees
+    assert (whole.used, whole.untraced) == (narrow.used, [])
+    assert narrow.agrees
     assert "decode: model.layers.0.mlp.up_proj.weight" in narrow.untraced
     summary = format_generation(GenerationReport(runs=[], parameters=narrow)).splitlines()[-1]
     compared, untraced = narrow.used - len(narrow.untraced), len(narrow.untraced)
@@ -652,7 +657,8 @@ def test_the_files_that_retag_lists_are_there(llama: tuple[Path, Path], tmp_path
     shutil.rmtree(tmp_path / "tagged")
     told = run("retag", llama[1], "--from", llama[1], "-o", "tagged/", cwd=tmp_path).stdout
     named = [word.rstrip(",:;") for word in told.split() if word.startswith("tagged/")]
-    assert named and all((tmp_path / file).exists() for file in named)
+    assert named
+    assert all((tmp_path / file).exists() for file in named)
 
 
 def test_a_folder_that_a_tool_changed_gets_its_tags_back(llama: tuple[Path, Path], tmp_path: Path) -> None:

@@ -303,7 +303,8 @@ def test_verify_runs_the_loop_in_both_and_the_images_are_equal(sd: Path) -> None
     assert [(one["name"], one["status"], one["shape"]) for one in report["results"]] == [
         ("images", "agree", [2, 120, 168, 3])
     ]
-    assert report["parameters"]["used"] and not report["parameters"]["differing"]
+    assert report["parameters"]["used"]
+    assert not report["parameters"]["differing"]
 
 
 @pytest.mark.slow

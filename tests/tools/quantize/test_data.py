@@ -59,7 +59,8 @@ def written(path: Path, arrays: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("name", ["data.npz", "data.safetensors"])
 def test_arrays_are_one_run_or_have_an_axis_of_runs_in_front(tmp_path: Path, name: str) -> None:
     (run,) = read_data(written(tmp_path / name, {"x": np.ones((2, 3))}), FEATURES, tmp_path)
-    assert run["x"].shape == (2, 3) and run["x"].dtype == np.float32
+    assert run["x"].shape == (2, 3)
+    assert run["x"].dtype == np.float32
     runs = read_data(written(tmp_path / name, {"x": np.arange(12.0).reshape(4, 1, 3)}), FEATURES, tmp_path, limit=3)
     assert [float(run["x"][0, 0]) for run in runs] == [0, 3, 6]
 
@@ -78,7 +79,8 @@ def test_each_line_of_a_text_is_a_run_of_tokens(tmp_path: Path, words: Path) -> 
     path.write_text("a cat sat\n\non a mat in" + " cat" * LENGTH)
     runs = read_data(path, TOKENS, words)
     assert [run["input_ids"].shape[1] for run in runs] == [3, LENGTH, 4], "a long line makes several runs"
-    assert runs[0]["input_ids"].tolist() == [[1, 2, 3]] and runs[0]["attention_mask"].tolist() == [[1, 1, 1]]
+    assert runs[0]["input_ids"].tolist() == [[1, 2, 3]]
+    assert runs[0]["attention_mask"].tolist() == [[1, 1, 1]]
 
 
 def test_texts_fill_the_sizes_that_a_file_fixes(tmp_path: Path, words: Path) -> None:
@@ -94,7 +96,8 @@ def test_a_cache_begins_empty(tmp_path: Path, words: Path) -> None:
     path = tmp_path / "some.txt"
     path.write_text("a cat sat")
     (run,) = read_data(path, CACHED, words)
-    assert run["past"].shape == (1, 4, 0, 8) and run["position_ids"].tolist() == [[0, 1, 2]]
+    assert run["past"].shape == (1, 4, 0, 8)
+    assert run["position_ids"].tolist() == [[0, 1, 2]]
 
 
 def image_folder(path: Path, *colours: tuple[int, int, int]) -> Path:
@@ -207,7 +210,8 @@ def test_a_number_that_the_type_of_the_input_cannot_hold_is_refused(tmp_path: Pa
     with pytest.raises(UsageError, match="ids has the number 18446744073709551615, and the model takes int64"):
         read_data(path, ids, tmp_path)
     (run,) = read_data(written(tmp_path / "data.npz", {"ids": np.array([1, 2], np.uint64)}), ids, tmp_path)
-    assert run["ids"].tolist() == [1, 2] and run["ids"].dtype == np.int64
+    assert run["ids"].tolist() == [1, 2]
+    assert run["ids"].dtype == np.int64
     path = written(tmp_path / "large.npz", {"x": np.array([[1, 2, 1e300]])})
     with pytest.raises(UsageError, match=r"x has the number 1e\+300, and the model takes float32"):
         read_data(path, FEATURES, tmp_path)

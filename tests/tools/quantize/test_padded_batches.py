@@ -77,8 +77,9 @@ def test_what_is_within_a_bound_alone_and_not_in_batches_is_not_chosen(tmp_path:
     path = product(tmp_path / "a.onnx", "batch, words")
     runs = runs_of([1.0, 1.0, 1.0, 100.0])
     loose = search(path, to=["int8-dynamic"], data=runs, within="error<=10")
-    assert loose.in_batches is not None and loose.in_batches > 5 * loose.judged, (
-        "the small row gets the large one's scale"
-    )
+    assert loose.in_batches is not None, "the small row gets the large one's scale"
+    assert loose.in_batches > 5 * loose.judged, "the small row gets the large one's scale"
     tight = search(path, to=["int8-dynamic"], data=runs, within=f"error<={2 * loose.judged}")
-    assert tight.met and tight.judged == tight.in_batches == 0 and tight.bytes_after == tight.bytes_before
+    assert tight.met
+    assert tight.judged == tight.in_batches == 0
+    assert tight.bytes_after == tight.bytes_before

@@ -59,7 +59,8 @@ def test_every_node_is_tagged_after_every_method(exported: Exporter, tmp_path: P
     result = modelexport.quantize(case.path, tmp_path / "out.onnx", to=method, data=[feeds])
     tagged = read_tagged(tmp_path / "out.onnx")
     assert result.coverage == tagged.coverage
-    assert not tagged.coverage.untagged and not tagged.coverage.inferred
+    assert not tagged.coverage.untagged
+    assert not tagged.coverage.inferred
     assert error(case.path, tmp_path / "out.onnx", feeds) < 0.3
     convolutional = name == "resnet" and method in ("int4", "int8-weights")
     assert bool(result.methods) != convolutional, "a method for matrices alone finds none in a ResNet"
@@ -70,7 +71,8 @@ def test_every_node_is_tagged_after_every_method(exported: Exporter, tmp_path: P
         own[node.name] = {call for one in owner.calls for call in before.calls.stack(one)}
     for node in tagged.nodes:
         owner = owner_of(node)
-        assert owner is not None and all(call in before.calls for call in owner.calls)
+        assert owner is not None
+        assert all(call in before.calls for call in owner.calls)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -78,10 +80,12 @@ def test_a_kept_module_is_bit_for_bit_what_it_was(exported: Exporter, tmp_path: 
     case, keep = exported("bert"), ["encoder.layer.1", "class:LayerNorm"]
     result = modelexport.quantize(case.path, tmp_path / "out.onnx", to=method, keep=keep, data=[feeds_of(case)])
     before, after = read_tagged(case.path), read_tagged(tmp_path / "out.onnx")
-    assert "encoder.layer.1" in result.kept and "embeddings.LayerNorm" in result.kept
+    assert "encoder.layer.1" in result.kept
+    assert "embeddings.LayerNorm" in result.kept
     for call in result.kept:
         kept = list(fingerprints(before, call))
-        assert kept and kept == list(fingerprints(after, call))
+        assert kept
+        assert kept == list(fingerprints(after, call))
     assert list(fingerprints(before, "encoder.layer.0")) != list(fingerprints(after, "encoder.layer.0"))
 
 
@@ -123,14 +127,17 @@ def test_query_key_and_value_get_one_method_and_gate_and_up_need_not(exported: E
         if "decoder.layers.0.encoder_attn" in g.calls[0]
     ]
     named = [sorted(call.rpartition(".")[2] for call in calls) for calls in across]
-    assert ["k_proj", "v_proj"] in named and ["q_proj"] in named, "the query of a cross attention takes another value"
+    assert ["k_proj", "v_proj"] in named, "the query of a cross attention takes another value"
+    assert ["q_proj"] in named, "the query of a cross attention takes another value"
 
 
 def test_a_kept_query_keeps_key_and_value_and_the_result_says_so(exported: Exporter, tmp_path: Path) -> None:
     query = "encoder.layer.0.attention.self.query"
     result = modelexport.quantize(exported("bert").path, tmp_path / "out.onnx", to="int4", keep=[query])
     (line,) = result.joined
-    assert query in line and "encoder.layer.0.attention.self.value" in line and line.endswith("all kept")
+    assert query in line
+    assert "encoder.layer.0.attention.self.value" in line
+    assert line.endswith("all kept")
     assert operators(read_tagged(tmp_path / "out.onnx"), "encoder.layer.0.attention.self").count("MatMulNBits") == 0
 
 
@@ -141,7 +148,8 @@ def test_a_tied_weight_is_kept_in_all_its_places_or_in_none(exported: Exporter, 
     assert "MatMulInteger" not in operators(read_tagged(tmp_path / "kept.onnx"), "lm_head")
     modelexport.quantize(case.path, tmp_path / "all.onnx", to="int8-dynamic")
     tagged = read_tagged(tmp_path / "all.onnx")
-    assert "MatMulInteger" in operators(tagged, "lm_head") and "DequantizeLinear" in operators(tagged, "embedding")
+    assert "MatMulInteger" in operators(tagged, "lm_head")
+    assert "DequantizeLinear" in operators(tagged, "embedding")
 
 
 def test_the_calls_of_a_module_that_is_called_twice_get_one_method(exported: Exporter, tmp_path: Path) -> None:
@@ -184,7 +192,8 @@ def test_the_first_rule_that_picks_a_call_counts(exported: Exporter, tmp_path: P
     assert operators(tagged, "encoder.layer.0").count("MatMulNBits") == 2
     assert operators(tagged, "encoder.layer.1").count("MatMulInteger") == 6
     norms = {call for call in result.kept if call.endswith("LayerNorm")}
-    assert set(result.kept) == {"embeddings", "encoder.layer.0.attention", "pooler", *norms} and len(norms) == 2
+    assert set(result.kept) == {"embeddings", "encoder.layer.0.attention", "pooler", *norms}
+    assert len(norms) == 2
 
 
 def test_the_recipe_beside_a_result_gives_it_again(exported: Exporter, tmp_path: Path) -> None:
@@ -238,7 +247,8 @@ def test_what_is_quantized_already_is_left_alone(exported: Exporter, tmp_path: P
         ]
         for file in ("int4.onnx", "half.onnx")
     ]
-    assert len(packed[0]) == 6 and packed[0] == packed[1]
+    assert len(packed[0]) == 6
+    assert packed[0] == packed[1]
     again = modelexport.quantize(tmp_path / "half.onnx", tmp_path / "again.onnx", to="float16")
     assert not again.methods
 
@@ -247,7 +257,8 @@ def test_branches_are_kept(exported: Exporter, tmp_path: Path) -> None:
     case = exported("condition")  # without VNNI, kernels saturate unless the range is reduced
     result = modelexport.quantize(case.path, tmp_path / "out.onnx", to="int8-dynamic:reduce_range=true")
     branches = [node for node in read_tagged(tmp_path / "out.onnx").nodes if node.op_type == "If"]
-    assert branches and not result.coverage.untagged
+    assert branches
+    assert not result.coverage.untagged
     assert error(case.path, tmp_path / "out.onnx", feeds_of(case)) < 0.3
 
 
@@ -298,4 +309,5 @@ def test_a_file_of_old_operators_is_converted_before_it_is_quantized(tmp_path: P
     assert result.methods == {"int8-dynamic": 1}
     tagged = read_tagged(tmp_path / "q.onnx")
     assert tagged.model.opset_imports[""] == 11
-    assert {call.path for call in tagged.calls.by_call} == {"", "fc", "head"} and not tagged.coverage.untagged
+    assert {call.path for call in tagged.calls.by_call} == {"", "fc", "head"}
+    assert not tagged.coverage.untagged

@@ -39,7 +39,9 @@ def test_every_part_is_quantized_and_runs(stages: Path, tmp_path: Path) -> None:
     for result, file in zip(results.values(), package.files.values(), strict=True):
         tagged = read_tagged(file)
         check_weights_files(tagged.model)
-        assert result.coverage == tagged.coverage and not tagged.coverage.untagged and not tagged.coverage.inferred
+        assert result.coverage == tagged.coverage
+        assert not tagged.coverage.untagged
+        assert not tagged.coverage.inferred
     feeds = make_random_inputs(read_tagged(package.files["stage_0"]).model, open_session(package.files["stage_0"]))
     expected, found = (modelexport.run_chain(folder, feeds)["output"] for folder in (stages, tmp_path / "out"))
     assert 0 < np.linalg.norm(expected - found) < 0.1 * np.linalg.norm(expected)
@@ -55,7 +57,8 @@ def test_what_parts_share_is_there_once(stages: Path, tmp_path: Path) -> None:
         for tensor in onnx.load(file, load_external_data=False).graph.initializer
         if tensor.name == "lm_head.weight"
     ]
-    assert len(offsets) == 2 and offsets[0] == offsets[1]
+    assert len(offsets) == 2
+    assert offsets[0] == offsets[1]
     assert (tmp_path / "out" / "weights.data").stat().st_size < 2 * 32 * 8 * 4
 
 
@@ -88,7 +91,8 @@ def test_data_belong_to_one_file(stages: Path, tmp_path: Path) -> None:
 def test_the_command_writes_a_package_with_its_recipe(stages: Path, tmp_path: Path) -> None:
     done = run("quantize", stages, "-o", tmp_path / "out/", "--to", "int4", "--keep", "lm_head")
     assert done.returncode == 0, done.stderr
-    assert "kept, bit for bit:" in done.stdout and "0 untagged" in done.stdout
+    assert "kept, bit for bit:" in done.stdout
+    assert "0 untagged" in done.stdout
     assert "\nrules:\n- select: lm_head\n  method: keep\n" in (tmp_path / "out" / "recipe.yaml").read_text()
     (tmp_path / "out" / "olive.yaml").write_text("of another tool")
     for _ in range(2):  # the second replaces the copy of olive.yaml that the first made
@@ -96,7 +100,8 @@ def test_the_command_writes_a_package_with_its_recipe(stages: Path, tmp_path: Pa
     with (tmp_path / "out" / "recipe.yaml").open("a") as recipe:
         recipe.write("notes: [mine]\n")
     refused = run("quantize", stages, "-o", tmp_path / "out/", "--to", "int4")
-    assert refused.returncode == 2 and "recipe.yaml exists and was not written by modelexport, or was" in refused.stderr
+    assert refused.returncode == 2
+    assert "recipe.yaml exists and was not written by modelexport, or was" in refused.stderr
     assert "or is of an earlier version: give another name, or move it" in refused.stderr
     again = run("quantize", stages, "-o", tmp_path / "again/", "--recipe", tmp_path / "out" / "recipe.yaml", "--json")
     assert again.returncode == 0, again.stderr

@@ -264,7 +264,8 @@ def test_what_is_written_by_default_is_named_by_no_line(folder: Path, tmp_path: 
 
 def test_a_file_of_others_is_stored_as_uint8(folder: Path, tmp_path: Path) -> None:
     result = modelexport.quantize(folder / "q.onnx", tmp_path / "u.onnx", to="uint8")
-    assert not result.saturating and result.bytes_after == result.bytes_before
+    assert not result.saturating
+    assert result.bytes_after == result.bytes_before
     report = modelexport.verify_against(folder / "m.onnx", tmp_path / "u.onnx")
     assert report.outputs[0].norm < 0.02
     with pytest.raises(UsageError, match=r"'uint8' .* changes nothing in"):
@@ -282,7 +283,8 @@ def test_a_device_that_saturates_is_wrong_in_its_modules(folder: Path, tmp_path:
     assert report.agrees != saturates_here()
     if saturates_here():
         fixed = modelexport.verify_on_device(folder / "q.onnx", device="cpu", keep=False, fix=tmp_path / "fixed.onnx")
-        assert fixed.agrees and {step.change for step in fixed.fix.steps} == {"uint8"}
+        assert fixed.agrees
+        assert {step.change for step in fixed.fix.steps} == {"uint8"}
 
 
 def test_a_bound_holds_for_this_processor_and_for_exact_integers(folder: Path) -> None:

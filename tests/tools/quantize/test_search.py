@@ -77,12 +77,16 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
     case = exported("bert")
     feeds = feeds_of(case, 6)
     everything = search(case.path, to=["int4"], data=feeds, within="error<=10")
-    assert everything.met and not everything.changed and everything.modules > 5
+    assert everything.met
+    assert not everything.changed
+    assert everything.modules > 5
     bound = everything.judged / 3
     found, written = modelexport.quantize_within(
         case.path, tmp_path / "out.onnx", to=["int4", "int8-weights"], data=feeds, within=f"error<{bound:.6f}"
     )
-    assert found.met and found.judged <= bound and found.changed
+    assert found.met
+    assert found.judged <= bound
+    assert found.changed
     assert everything.bytes_after < found.bytes_after < found.bytes_before
     floats, session = open_session(case.path, optimized=True), open_session(Path(written[""].path), optimized=True)
     output = floats.get_outputs()[0].name
@@ -91,17 +95,16 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
     assert written[""].bytes_after == found.bytes_after
     assert read_tagged(tmp_path / "out.onnx").coverage.untagged == 0
     recipe = read_recipe(tmp_path / "out.recipe.yaml")
-    assert (
-        recipe == found.recipe
-        and recipe.error_bound == pytest.approx(bound, rel=1e-3)
-        and "not used to choose" in recipe.notes[1]
-    )
+    assert recipe == found.recipe
+    assert recipe.error_bound == pytest.approx(bound, rel=1e-3)
+    assert "not used to choose" in recipe.notes[1]
     np.savez(tmp_path / "data.npz", **{name: np.stack([one[name] for one in feeds[3:]]) for name in feeds[0]})
     report = modelexport.verify_against(case.path, tmp_path / "out.onnx", data=tmp_path / "data.npz")
-    assert (
-        report.agrees and report.judged == ["last_hidden_state"] and report.bound == pytest.approx(bound, rel=1e-3)
-    ), report
-    assert report.outputs[0].norm == pytest.approx(found.judged, rel=1e-3) and report.inputs.startswith("3 runs of")
+    assert report.agrees, report
+    assert report.judged == ["last_hidden_state"], report
+    assert report.bound == pytest.approx(bound, rel=1e-3), report
+    assert report.outputs[0].norm == pytest.approx(found.judged, rel=1e-3)
+    assert report.inputs.startswith("3 runs of")
 
 
 def test_a_smaller_error_costs_more(exported: Exporter) -> None:
@@ -125,7 +128,8 @@ def test_a_budget_is_spent_where_it_helps_most(exported: Exporter) -> None:
     start = search(case.path, to=["int4"], data=feeds, within="error<=10")
     budget = (start.bytes_after + start.bytes_before) // 2
     found = search(case.path, to=["int4"], data=feeds, budget=budget)
-    assert found.met and start.bytes_after < found.bytes_after <= budget
+    assert found.met
+    assert start.bytes_after < found.bytes_after <= budget
     assert found.judged < start.judged
     assert all(one.method == KEEP for one in found.changed)
 
@@ -136,7 +140,8 @@ def test_selectors_keep_modules_out_of_the_search(exported: Exporter) -> None:
     tagged = read_tagged(case.path)
     inside = tagged.select("encoder.layer.0").inside
     kept = [selector for rule in found.recipe.rules if rule.method == KEEP for selector in rule.selectors]
-    assert kept and {str(call) for call in inside}.issuperset(kept)
+    assert kept
+    assert {str(call) for call in inside}.issuperset(kept)
 
 
 def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported: Exporter, tmp_path: Path) -> None:
@@ -145,11 +150,13 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
     np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
     asked = ["quantize", case.path, "-o", out, "--data", data, "--to", "int8-dynamic"]
     unmet = run(*asked, "--budget", "1kB")
-    assert unmet.returncode == 1 and "not met: at most 1000 bytes" in unmet.stdout
+    assert unmet.returncode == 1
+    assert "not met: at most 1000 bytes" in unmet.stdout
     assert " bytes of weights" in unmet.stdout
     assert not out.exists()
     met = run(*asked, "--to", "int8-weights", "--within", "error<=0.5")
-    assert out.exists() and "that were not used to choose" in met.stdout
+    assert out.exists()
+    assert "that were not used to choose" in met.stdout
     for arguments, message in (
         (["--within", "cosine<=0.5"], "not even met by equal outputs"),
         (["--budget", "12 parsecs"], "is not a size"),
@@ -159,7 +166,9 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
         (["--least", "time"], "--least is what a search looks for"),
     ):
         refused = run(*asked, *arguments)
-        assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
+        assert refused.returncode == 2
+        assert message in refused.stderr
+        assert refused.stderr.count("\n") == 1
 
 
 def test_one_run_cannot_choose_and_judge(exported: Exporter) -> None:
@@ -192,19 +201,24 @@ def test_the_fastest_methods_are_chosen_though_they_are_not_the_smallest(
     exported: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = timed(exported("bert"), monkeypatch, {"int8-weights": -0.1}, 0.5)
-    assert found.of_use and found.times is not None and found.times.faster
+    assert found.of_use
+    assert found.times is not None
+    assert found.times.faster
     assert {rule.method for rule in found.recipe.rules} == {"int8-weights"}
 
 
 def test_what_is_not_faster_as_a_whole_is_of_no_use(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     found = timed(exported("bert"), monkeypatch, {"int4": -0.1}, 1.1)
-    assert found.met and not found.of_use
+    assert found.met
+    assert not found.of_use
     assert "the file stays as it is, nothing was written" in format_search(found)
 
 
 def test_modules_that_no_method_makes_faster_are_kept(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     found = timed(exported("bert"), monkeypatch, {}, 1)
-    assert found.kept == found.modules and not found.of_use and found.times is None
+    assert found.kept == found.modules
+    assert not found.of_use
+    assert found.times is None
     assert not found.recipe.rules or {rule.method for rule in found.recipe.rules} == {KEEP}
 
 

@@ -180,8 +180,10 @@ def test_runs_end_when_they_agree(exported: Exporter) -> None:
     pairs = [(index, method) for index in range(len(units))]
     few, agreement = measure_alone(switched, pairs, feeds, METRICS["error"], steady=-1)
     every, _ = measure_alone(switched, pairs, feeds, METRICS["error"], steady=2)
-    assert len(few) == 2 and len(every) == 3
-    assert agreement is not None and -1 <= agreement <= 1
+    assert len(few) == 2
+    assert len(every) == 3
+    assert agreement is not None
+    assert -1 <= agreement <= 1
     assert np.array_equal(few, every[:2])
 
 
@@ -287,7 +289,8 @@ def test_the_command_shows_the_table_and_refuses_what_does_not_fit(exported: Exp
     data = tmp_path / "data.npz"
     np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
     shown = run("sensitivity", case.path, "--to", "int4", "--data", data, "encoder.layer.0")
-    assert "SENSITIVITY TOTAL" in shown.stdout and "encoder.layer.0.attention.self.query" in shown.stdout
+    assert "SENSITIVITY TOTAL" in shown.stdout
+    assert "encoder.layer.0.attention.self.query" in shown.stdout
     for arguments, message in (
         (["--to", "keep", "--data", data], "give a method"),
         (["--to", "int4"], "give --data"),
@@ -295,7 +298,9 @@ def test_the_command_shows_the_table_and_refuses_what_does_not_fit(exported: Exp
         (["--to", "int4", "--data", tmp_path / "none.npz"], "none.npz"),
     ):
         refused = run("sensitivity", case.path, *arguments)
-        assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
+        assert refused.returncode == 2
+        assert message in refused.stderr
+        assert refused.stderr.count("\n") == 1
 
 
 def test_a_model_without_weights_to_quantize_is_refused(exported: Exporter) -> None:

@@ -139,7 +139,8 @@ def test_what_stays_in_float_is_named_and_nothing_quantized_is_status_1(tmp_path
         check=False,
     )
     done = run("quantize", tmp_path / "m.onnx", "-o", tmp_path / "q.onnx", "--to", "int8-weights")
-    assert done.returncode == 0 and "left in float: 8,192 bytes, 86% of the bytes: 0\n" in done.stdout
+    assert done.returncode == 0
+    assert "left in float: 8,192 bytes, 86% of the bytes: 0\n" in done.stdout
     done = run("quantize", tmp_path / "m.onnx", "-o", tmp_path / "e.onnx", "--to", "int4", "--only", "0", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["left"] == {"0": 64 * 32 * 4, "1": 33 * 32 * 4}
@@ -150,7 +151,8 @@ def test_tables_are_quantized_where_that_is_asked_for(tmp_path: Path) -> None:
     inputs = {"input": torch.zeros(1, 4, dtype=torch.int64)}
     modelexport.export(model, inputs, tmp_path / "m.onnx", check=False, opset=21)
     result = modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to="int4:embeddings=true")
-    assert sum(result.methods.values()) == 2 and not result.left
+    assert sum(result.methods.values()) == 2
+    assert not result.left
     assert operators(tmp_path / "q.onnx") == ["GatherBlockQuantized", "MatMulNBits"]
 
 
@@ -163,7 +165,8 @@ def test_a_tied_table_has_the_codes_of_the_product(method: str, tmp_path: Path) 
     options = f"{method}{',' if ':' in method else ':'}embeddings=true"
     result = modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to=options)
     bits = 4 if method.startswith("int4") else 8
-    assert not result.left and result.bytes_after < 32 * 64 * (bits / 8 + 5 / 32) + 32
+    assert not result.left
+    assert result.bytes_after < 32 * 64 * (bits / 8 + 5 / 32) + 32
     feeds = {"input": inputs["input"].numpy()}
     assert distance(outputs(tmp_path / "q.onnx", feeds), outputs(tmp_path / "m.onnx", feeds)) < 2.5 / 2**bits
 
@@ -179,7 +182,8 @@ def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
         words = ["--to", "int8-static", "--data", tmp_path / "x.npz"]
         done = run("quantize", tmp_path / f"{source}.onnx", "-o", tmp_path / f"{output}.onnx", *words)
         before, after = (operators(tmp_path / f"{name}.onnx").count("QuantizeLinear") for name in (source, output))
-        assert (after > before) == pairs and done.returncode == 0
+        assert (after > before) == pairs
+        assert done.returncode == 0
     assert "quantized already" in done.stdout
 
 
@@ -189,7 +193,8 @@ def test_a_constant_with_tags_as_attributes_is_converted_to_half_precision() -> 
     model = helper.make_model(helper.make_graph([constant, helper.make_node("Mul", ["x", "c"], ["y"])], "g", [x], [y]))
     (half,) = [node for node in in_half_precision(model).graph.node if node.op_type == "Constant"]
     tensor = next(each.t for each in half.attribute if each.name == "value")
-    assert tensor.data_type == TensorProto.FLOAT16 and numpy_helper.to_array(tensor).tolist() == [1.5, 2.0]
+    assert tensor.data_type == TensorProto.FLOAT16
+    assert numpy_helper.to_array(tensor).tolist() == [1.5, 2.0]
 
 
 def test_numbers_beyond_half_precision_stay_in_float32_and_masks_hide(tmp_path: Path) -> None:
@@ -217,7 +222,8 @@ def test_numbers_beyond_half_precision_stay_in_float32_and_masks_hide(tmp_path: 
     assert [line for line in result.joined if "/n/BatchNormalization is beyond the range of float16" in line]
     assert distance(outputs(tmp_path / "h.onnx"), outputs(file)) < 0.01
     tensors = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "h.onnx").graph.initializer}
-    assert tensors["v"] == TensorProto.FLOAT and tensors["mask"] == TensorProto.FLOAT16
+    assert tensors["v"] == TensorProto.FLOAT
+    assert tensors["mask"] == TensorProto.FLOAT16
     optimize_file(file, "float16", tmp_path / "o.onnx")
     assert distance(outputs(tmp_path / "o.onnx"), outputs(file)) < 0.01
 
@@ -275,7 +281,8 @@ def test_a_quantized_file_takes_adapters_as_inputs(tmp_path: Path) -> None:
     modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to="int8-weights")
     words = ["--adapter", tmp_path / "adapter"]
     done = run("update-weights", tmp_path / "q.onnx", *words, "-o", tmp_path / "merged.onnx")
-    assert done.returncode == 2 and "--as-inputs" in done.stderr
+    assert done.returncode == 2
+    assert "--as-inputs" in done.stderr
     assert run("update-weights", tmp_path / "q.onnx", *words, "--as-inputs", "-o", tmp_path / "in.onnx").returncode == 0
     assert run("update-weights", tmp_path / "m.onnx", *words, "-o", tmp_path / "true.onnx").returncode == 0
     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()

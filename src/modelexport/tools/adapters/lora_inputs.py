@@ -161,7 +161,8 @@ class PairInputs:
 
     def _branch(self, place: WeightUse, a: ir.Value, b: ir.Value) -> None:
         node, old = place.node, place.node.outputs[0]
-        assert a.shape is not None and node.graph is not None
+        assert a.shape is not None
+        assert node.graph is not None
         nodes: list[ir.Node] = []
 
         def step(op_type: str, name: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None) -> ir.Value:

@@ -26,10 +26,11 @@ from modelexport.tools.devices.device_report import (
     Remedy,
     count_nodes,
 )
-from modelexport.tools.devices.judged_pieces import BOUND, PieceRunner, judge
+from modelexport.tools.devices.judged_pieces import PieceRunner, judge
 from modelexport.tools.devices.pieces import Piece, PieceCutter
 from modelexport.tools.devices.remedies import tried_remedies
 from modelexport.tools.devices.wrong_spans import smallest_span
+from modelexport.traces.tolerances import ON_A_DEVICE
 
 _REASONS = 3
 """Lines of a provider's log that are shown for an operator."""
@@ -42,7 +43,7 @@ def check(
     *,
     modules: Sequence[ModuleCall] = (),
     inputs: str = "given",
-    bound: float = BOUND,
+    bound: float = ON_A_DEVICE,
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
     """Look for what is wrong with a file where pieces are run, from the whole to the smallest (:mod:`.pieces`)."""

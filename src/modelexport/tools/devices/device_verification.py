@@ -21,11 +21,10 @@ from modelexport.tagged.file import read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.fixes import find_fix
-from modelexport.tools.devices.judged_pieces import BOUND
 from modelexport.tools.devices.part_runs import PartRuns
 from modelexport.tools.quantize.quantize import check_quantized_writable
 from modelexport.traces.inputs_and_example_sizes import make_feeds
-from modelexport.traces.tolerances import check_bound
+from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
 
 
 def verify_on_device(
@@ -34,7 +33,7 @@ def verify_on_device(
     *,
     modules: Sequence[str] = (),
     inputs: Mapping[str, Any] | str | Path | None = None,
-    bound: float = BOUND,
+    bound: float = ON_A_DEVICE,
     limit: float = LIMIT,
     keep: bool = True,
     fix: str | Path | None = None,

@@ -10,8 +10,6 @@ from modelexport.runtime.part_process import PartResult
 from modelexport.tools.devices.device_report import PieceStatus
 from modelexport.tools.devices.pieces import Piece
 
-BOUND = 0.01
-"""How far off outputs on a device may be, as a share of their size."""
 TIMES_ROUNDING = 2.0
 """How many times what rounding costs on the CPU a device may be off that rounds at other places."""
 

@@ -28,10 +28,9 @@ from modelexport.runtime.part_process import PartResult, write_part
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
-from modelexport.tools.devices.judged_pieces import BOUND
 from modelexport.tools.devices.pieces import Piece, PieceCutter
 from modelexport.traces.inputs_and_example_sizes import make_feeds
-from modelexport.traces.tolerances import check_bound
+from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
 
 _RUNNERS = {"runner.py": Path(part_runner.__file__)}
 _RUNNERS |= {name: Path(__file__).with_name(name) for name in ("runner.mjs", "index.html")}
@@ -116,7 +115,11 @@ def write_kit(
 
 
 def verify_results(
-    file: Source, results: str | Path, *, inputs: Mapping[str, Any] | str | Path | None = None, bound: float = BOUND
+    file: Source,
+    results: str | Path,
+    *,
+    inputs: Mapping[str, Any] | str | Path | None = None,
+    bound: float = ON_A_DEVICE,
 ) -> DeviceReport:
     """The report of a file on a device where its kit was run.
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.regions.cut_pieces import outputs_of
@@ -29,8 +30,6 @@ from modelexport.traces.node_computation import NodeError
 
 _KEPT = 2**28
 """Bytes of values that are kept although nothing asked for them, so that a file is seldom run again."""
-HALF_LIMIT = 65504.0
-"""The largest number of float16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +90,7 @@ def _as_half(array: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array
     with np.errstate(over="ignore"):
-        return np.clip(array, -HALF_LIMIT, HALF_LIMIT).astype(np.float16).astype(array.dtype)
+        return np.clip(array, -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(np.float16).astype(array.dtype)
 
 
 class PieceCutter:

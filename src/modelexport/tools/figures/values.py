@@ -16,6 +16,7 @@ from modelexport.core.selectors import Selection
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
 from modelexport.tables import columns
@@ -28,7 +29,7 @@ from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.calibration_data import RunInputs, given_runs
 from modelexport.traces.inputs_and_example_sizes import make_feeds
-from modelexport.traces.value_ranges import BFLOAT16, FLOAT16, Origin, ValueRange, ValueRanges, measure_values
+from modelexport.traces.value_ranges import BFLOAT16, Origin, ValueRange, ValueRanges, measure_values
 
 TORCH = (
     Column("torch_largest", "value", Kind.LARGEST),
@@ -177,7 +178,7 @@ def _figures(ranges: list[ValueRange]) -> dict[str, Figure]:
         figures |= {
             columns.LARGEST.name: max(each.largest for each in ranges),
             columns.SMALLEST.name: min(each.smallest for each in ranges),
-            columns.IN_FLOAT16.name: size / FLOAT16,
+            columns.IN_FLOAT16.name: size / LARGEST_FLOAT16,
             columns.IN_BFLOAT16.name: size / BFLOAT16,
         }
     return figures

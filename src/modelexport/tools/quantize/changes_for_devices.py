@@ -293,7 +293,8 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
         for index, output in enumerate(graph.outputs):
             if output is value:
                 graph.outputs[index] = results[-1]
-        assert value.dtype is not None and value.shape is not None
+        assert value.dtype is not None
+        assert value.shape is not None
         sizes = np.array([size if isinstance(size, int) else 0 for size in value.shape], np.int64)
         constant = ir.node("Constant", [], {"value": ir.tensor(sizes)})
         fill = {"value": ir.tensor(np.zeros(1, value.dtype.numpy()))}

@@ -25,7 +25,8 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import reason_of, suggest
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.runtime.half_precision import LARGEST, in_half_precision
+from modelexport.format.dtypes import LARGEST_FLOAT16
+from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.saturating_products import without_saturation
 
@@ -337,5 +338,5 @@ METHODS: Mapping[str, MethodRow] = {
     "int4": MethodRow(
         "4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, options=_BLOCKS, choices=_WORDS
     ),
-    "float16": MethodRow("half precision, inputs and outputs unchanged", _float16, largest=LARGEST),
+    "float16": MethodRow("half precision, inputs and outputs unchanged", _float16, largest=LARGEST_FLOAT16),
 }

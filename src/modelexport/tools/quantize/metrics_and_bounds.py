@@ -105,7 +105,8 @@ def find_metric(name: str) -> Metric:
         raise UsageError(f"there is no metric '{name}'{suggest(name, METRICS)}; give {known} or file.py:function")
     try:
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         measure = getattr(module, function)

@@ -105,7 +105,8 @@ def _recognized(
 
 def _shortened(call: ast.expr) -> str:
     """A call of a class without the arguments that have their defaults."""
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
     defaults = {name: ast.unparse(parsed(repr(parameter.default))) if isinstance(parameter.default, int | float) else ""
                 for name, parameter in inspect.signature(getattr(nn, call.func.attr)).parameters.items()}  # fmt: skip
     call.keywords = [each for each in call.keywords if ast.unparse(each.value) != defaults.get(each.arg or "")]
