@@ -131,7 +131,7 @@ def test_a_front_end_whose_files_would_be_wrong_is_refused(
 def test_replaced_names_are_put_back() -> None:
     before = {name: private(name) for name in TABLE}
     with pytest.raises(ZeroDivisionError), replaced({name: lambda _: None for name in TABLE}):
-        assert all(private(name) is None for name in TABLE if name not in ("kernels", "kernels' cache"))
+        assert all(private(name) is None for name in TABLE if name not in ("kernels", "cached kernels"))
         raise ZeroDivisionError
     assert all(private(name) is what or private(name) == what for name, what in before.items())
 

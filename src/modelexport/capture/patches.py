@@ -108,7 +108,7 @@ TABLE: Mapping[str, Patch] = {
         "nodes under torch.no_grad keep their annotations", "owners of these nodes are not exact"),
     "kernels": Patch("dynamo", "torch:ops.aten.gru.input.py_kernels", None,
         "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),
-    "kernels' cache": Patch("dynamo", "torch:ops.aten.gru.input._dispatch_cache", None,
+    "cached kernels": Patch("dynamo", "torch:ops.aten.gru.input._dispatch_cache", None,
         "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),
     "dispatch keys": Patch("dynamo", "torch._C:DispatchKey", None,
         "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),

@@ -28,7 +28,6 @@ SELECTORS = argument(
     metavar="SELECTOR...",
 )
 # A declared option that dataclasses share has to have one name in all of them: the field object keeps the last one.
-CPU = "CPUExecutionProvider"  # as in runtime/devices.py, which imports ONNX Runtime
 DEVICE = option(
     CPU,
     "The device to run on: NAME[,option=value...], such as qnn or cuda,device_id=1; see `modelexport devices`.",

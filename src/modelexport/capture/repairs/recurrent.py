@@ -162,7 +162,7 @@ def steps_open() -> Iterator[None]:
 
     Only of the operators that are translated as they are.
     """
-    if not usable("definitions", "kernels", "kernels' cache", "dispatch keys"):
+    if not usable("definitions", "kernels", "cached kernels", "dispatch keys"):
         yield
         return
     table = private("definitions")

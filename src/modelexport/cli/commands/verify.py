@@ -12,10 +12,11 @@ import typer
 from modelexport.core.declared_options import option
 from modelexport.errors import InputsError, UsageError
 from modelexport.format.package_manifest import MANIFEST
+from modelexport.runtime import CPU
 from modelexport.terminal.model_argument import Loading, ModelChoice, load_to_verify
 from modelexport.terminal.printing import format_headings, print_result
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import CPU, FILE, INPUTS, THROUGH, CalibrationData, device_text
+from modelexport.terminal.shared_options import FILE, INPUTS, THROUGH, CalibrationData, device_text
 from modelexport.terminal.show_verification import format_verify
 
 if TYPE_CHECKING:
@@ -190,11 +191,11 @@ def _on_device(
     from modelexport.tagged.file import read_tagged
     from modelexport.tools.devices.device_text import format_device
     from modelexport.tools.devices.device_verification import verify_on_device
-    from modelexport.tools.devices.judged_pieces import BOUND
     from modelexport.tools.devices.kits import verify_results
     from modelexport.tools.devices.placement_table import placement_table
+    from modelexport.traces.tolerances import ON_A_DEVICE
 
-    stages, bound = stages_on_line(), BOUND if other.bound is None else other.bound
+    stages, bound = stages_on_line(), ON_A_DEVICE if other.bound is None else other.bound
     with stages("verify"):
         if other.results is not None:
             report = verify_results(file, other.results, inputs=inputs, bound=bound)
