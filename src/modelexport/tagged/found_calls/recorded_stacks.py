@@ -150,6 +150,8 @@ def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
 
 
 def _torch_stack(properties: Mapping[str, str]) -> Stack:
+    if NAME_SCOPES not in properties:
+        return ()
     paths, classes = (_literal_list(properties.get(key)) for key in (NAME_SCOPES, _CLASSES))
     if len(classes) != len(paths):
         classes = [""] * len(paths)
