@@ -72,7 +72,7 @@ def _run(path: Path, **feeds: torch.Tensor) -> Any:
 def test_objects_are_taken_apart_and_what_is_no_tensor_is_kept(frontend: Any, tmp_path: Path) -> None:
     model, given = Objects().eval(), Given(X, 0.5, (X * 2,))
     inputs = {"given": given, "activation": torch.tanh, "mode": "minus"}
-    result = export(model, inputs, tmp_path / "m.onnx", frontend=frontend, verify=True)
+    result = export(model, inputs, tmp_path / "m.onnx", frontend=frontend, verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
     assert [value.name for value in result.hierarchy.outputs] == ["y", "given.x"]
@@ -86,7 +86,9 @@ def test_objects_are_taken_apart_and_what_is_no_tensor_is_kept(frontend: Any, tm
 @pytest.mark.parametrize("constants", [["length"], ["auto"]])
 def test_an_input_that_says_how_many_steps_is_a_constant(constants: list[str], tmp_path: Path) -> None:
     model = Steps().eval()
-    result = export(model, {"x": X, "length": LENGTH}, tmp_path / "m.onnx", constants=constants, verify=True)
+    result = export(
+        model, {"x": X, "length": LENGTH}, tmp_path / "m.onnx", constants=constants, verify=True, check=False
+    )
     assert result.hierarchy.settings.constants == {"length": "int64[2] [2, 4]"}
     assert result.verified is not None
     assert result.verified.agrees
@@ -106,7 +108,7 @@ class Shifted(nn.Module):
 
 @pytest.mark.parametrize("inputs", [{"x": X, "shift": X * 2}, (X, X * 2)], ids=["named", "positional"])
 def test_a_constant_does_not_change_when_other_inputs_are_tried(inputs: Any, tmp_path: Path) -> None:
-    result = export(Shifted().eval(), inputs, tmp_path / "m.onnx", constants=["shift"], verify=True)
+    result = export(Shifted().eval(), inputs, tmp_path / "m.onnx", constants=["shift"], verify=True, check=False)
     assert result.verified is not None
     others = {one.what: one.status for one in result.verified.others}
     assert others == {
@@ -205,7 +207,7 @@ def test_labels_are_left_out_and_the_report_says_so(tmp_path: Path) -> None:
 
 def test_a_tensor_is_the_only_argument(tmp_path: Path) -> None:
     model, image = nn.Conv2d(3, 4, 3).eval(), torch.randn(1, 3, 8, 8)
-    export(model, image, tmp_path / "m.onnx")
+    export(model, image, tmp_path / "m.onnx", check=False)
     assert verify(model, image, tmp_path / "m.onnx").agrees
 
 
@@ -238,5 +240,5 @@ def test_arguments_without_names_have_dynamic_axes(tmp_path: Path) -> None:
     ]
     for model, inputs in cases:
         model.eval()
-        export(model, inputs(2), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
+        export(model, inputs(2), tmp_path / "m.onnx", frontend="dynamo", dynamic=True, check=False)
         assert wrong(tmp_path / "m.onnx", model, inputs(5)) == ""

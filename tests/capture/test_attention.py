@@ -69,7 +69,7 @@ class Lowest(nn.Module):
 def test_rows_of_the_smallest_number_are_averages(opset: int, tmp_path: Path) -> None:
     """ONNX Runtime's own Attention would give zeros, and takes no mask with one row for all queries."""
     x = torch.linspace(-2, 3, 96).sin().reshape(1, 3, 4, 8)
-    export(Lowest(), (x, torch.zeros(4, 4)), tmp_path / "m.onnx", frontend="dynamo", opset=opset)
+    export(Lowest(), (x, torch.zeros(4, 4)), tmp_path / "m.onnx", frontend="dynamo", opset=opset, check=False)
     added = torch.zeros(4, 4)
     added[1] = LOWEST
     assert torch.allclose(Lowest()(x, added)[0][:, :, 1], x.mean(2))
@@ -104,7 +104,7 @@ def test_an_encoder_is_finite_in_rows_of_padding_alone(tmp_path: Path) -> None:
     x, padding = torch.rand(2, 5, 8), torch.zeros(2, 5).bool()
     for frontend in ("dynamo", "torchscript"):
         path = tmp_path / f"{frontend}.onnx"
-        export(model, {"src": x, "src_key_padding_mask": padding}, path, frontend=frontend)
+        export(model, {"src": x, "src_key_padding_mask": padding}, path, frontend=frontend, check=False)
         hidden = torch.tensor([[True], [False]]).expand(2, 5)
         feeds = {"src": x.numpy(), "src_key_padding_mask": hidden.numpy()}
         computed = torch.tensor(onnxruntime.InferenceSession(path).run(None, feeds)[0])

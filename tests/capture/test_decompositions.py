@@ -124,7 +124,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_an_operator_is_exported_rightly(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Computes(CASES[name]).eval()
-    result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo", check=False)
     assert not wrong(tmp_path / "m.onnx", model, (X,))
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
@@ -143,7 +143,7 @@ def test_every_export_of_a_recurrent_layer_in_a_process_has_an_open_number_of_st
     for attempt in range(2):
         path = tmp_path / f"{attempt}.onnx"
         model = nn.LSTM(8, 6, batch_first=True).eval()
-        export(model, (X,), path, dynamic=True, frontend="dynamo")
+        export(model, (X,), path, dynamic=True, frontend="dynamo", check=False)
         graph = onnx.load(path).graph
         for value in (graph.input[0], graph.output[0]):
             assert all(size.dim_param for size in value.type.tensor_type.shape.dim[:2])
@@ -157,7 +157,7 @@ class WritesIntoItsInput(nn.Module):
 
 def test_the_inputs_of_the_user_are_not_written_into(tmp_path: Path) -> None:
     given = X.clone()
-    result = export(WritesIntoItsInput(), (given,), tmp_path / "m.onnx", verify=True)
+    result = export(WritesIntoItsInput(), (given,), tmp_path / "m.onnx", verify=True, check=False)
     assert torch.equal(given, X)
     assert result.verified is not None
     assert result.verified.agrees
@@ -175,7 +175,7 @@ def test_modules_called_inside_a_vmap_and_with_nested_tensors_do_not_end_an_expo
 
 def test_a_graph_module_is_exported_with_its_calls(tmp_path: Path) -> None:
     model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())).eval()
-    result = export(model, (X,), tmp_path / "m.onnx")
+    result = export(model, (X,), tmp_path / "m.onnx", check=False)
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 

@@ -171,5 +171,5 @@ def test_a_layer_of_transformers_by_itself_is_exported_as_in_its_model(tmp_path:
     }
     layer = MixtralModel(MixtralConfig(**sizes, **heads)).eval().layers[0].mlp
     inputs = (torch.randn(2, 8, 16),)
-    export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo")
+    export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo", check=False)
     assert wrong(tmp_path / "m.onnx", layer, inputs) == ""

@@ -22,7 +22,7 @@ QUICK = ["mixtral"]
 
 def _check(case: Any, path: Path) -> None:
     model, inputs = case()
-    result = export(model, inputs, path, frontend="dynamo", verify=True)
+    result = export(model, inputs, path, frontend="dynamo", verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
@@ -95,7 +95,7 @@ class Scripted(nn.Module):
 def test_a_scripted_part_is_one_call_with_its_own_parameters(frontend: Any, tmp_path: Path) -> None:
     model, x = Scripted().eval(), torch.linspace(-1, 1, 12).reshape(3, 4)
     part = model.part
-    result = export(model, (x,), tmp_path / "m.onnx", frontend=frontend, verify=True)
+    result = export(model, (x,), tmp_path / "m.onnx", frontend=frontend, verify=True, check=False)
     assert model.part is part
     assert result.verified is not None
     assert result.verified.agrees
@@ -106,7 +106,7 @@ def test_a_scripted_part_is_one_call_with_its_own_parameters(frontend: Any, tmp_
 
 def test_a_scripted_model(tmp_path: Path) -> None:
     model, x = Scripted().part, torch.linspace(-1, 1, 12).reshape(3, 4)
-    result = export(model, {"x": x}, tmp_path / "m.onnx", verify=True)
+    result = export(model, {"x": x}, tmp_path / "m.onnx", verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
 
@@ -114,5 +114,5 @@ def test_a_scripted_model(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_a_scripted_part_of_dynamic_sizes(tmp_path: Path) -> None:
     model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)), nn.ReLU()).eval()
-    result = export(model, (torch.ones(2, 4),), tmp_path / "m.onnx", dynamic=True)
+    result = export(model, (torch.ones(2, 4),), tmp_path / "m.onnx", dynamic=True, check=False)
     assert [value.shape for value in result.session().get_inputs()] == [["input_axis_0", 4]]

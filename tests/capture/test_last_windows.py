@@ -40,7 +40,7 @@ class Pools(nn.Module):
 def test_the_declared_sizes_are_those_of_the_results(size: int, frontend: str, tmp_path: Path) -> None:
     x = torch.rand(1, 1, size, size)
     path = tmp_path / "x.onnx"
-    modelexport.export(Pools(), {"x": x}, path, frontend=frontend)
+    modelexport.export(Pools(), {"x": x}, path, frontend=frontend, check=False)
     onnx.checker.check_model(path, full_check=True)
     outputs = onnx.load(path).graph.output
     declared = [[dim.dim_value for dim in output.type.tensor_type.shape.dim] for output in outputs]

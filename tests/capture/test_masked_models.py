@@ -58,6 +58,6 @@ def test_rows_without_keys(case: str, opset: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     build, mask = CASES[case]
     model = Output(build()).eval()
-    export(model, (IDS, torch.ones_like(mask)), tmp_path / "m.onnx", frontend="dynamo", opset=opset)
+    export(model, (IDS, torch.ones_like(mask)), tmp_path / "m.onnx", frontend="dynamo", opset=opset, check=False)
     assert torch.isfinite(model(IDS, mask)).all()
     assert wrong(tmp_path / "m.onnx", model, (IDS, mask)) == ""

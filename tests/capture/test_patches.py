@@ -85,7 +85,7 @@ def test_without_any_name_that_is_not_required_models_are_exported(
     missing(monkeypatch, *OPTIONAL)
     for frontend in ("dynamo", "torchscript"):
         with warnings.catch_warnings(record=True) as said:
-            result = export(Model().eval(), INPUTS, tmp_path / "m.onnx", frontend=frontend, verify=True)
+            result = export(Model().eval(), INPUTS, tmp_path / "m.onnx", frontend=frontend, verify=True, check=False)
         assert result.verified is not None
         assert result.verified.agrees
         texts = [str(one.message) for one in said if one.category is VersionWarning]

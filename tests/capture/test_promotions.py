@@ -56,7 +56,7 @@ def test_reductions_leave_in_the_type_of_the_model(name: str, half: torch.dtype,
     torch.manual_seed(0)
     model, x = Returns(FUNCTIONS[name]).to(half).eval(), torch.randn(3, 4, dtype=half)
     expected = model(x)
-    export(model, (x,), tmp_path / "model.onnx", frontend="dynamo", dynamic=name == "sum")
+    export(model, (x,), tmp_path / "model.onnx", frontend="dynamo", dynamic=name == "sum", check=False)
     kinds = {torch.float32: onnx.TensorProto.FLOAT, half: getattr(onnx.TensorProto, str(half)[6:].upper())}
     outputs = onnx.load(tmp_path / "model.onnx").graph.output
     assert [v.type.tensor_type.elem_type for v in outputs] == [kinds[value.dtype] for value in expected]

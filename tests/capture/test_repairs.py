@@ -182,7 +182,7 @@ def test_a_recurrent_layer_with_projection_may_get_one_step(tmp_path: Path) -> N
 
 def test_padding_belongs_to_the_module_that_pads(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Tanh(), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, 2)).eval()
-    result = export(model, (A[None] - 9,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
+    result = export(model, (A[None] - 9,), tmp_path / "m.onnx", frontend="dynamo", verify=True, check=False)
     assert {node.op_type: node.call for node in result.hierarchy.nodes} == {"Tanh": "0", "Pad": "1", "MaxPool": "2"}
     assert result.verified is not None
     assert result.verified.agrees

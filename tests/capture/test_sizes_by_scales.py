@@ -30,7 +30,7 @@ def test_a_fixed_size_is_declared_and_computed_as_pytorch_computes_it(
     height: int, width: int, frontend: str, tmp_path: Path
 ) -> None:
     model, x = Scaled(scale_factor=0.7, mode="bilinear"), torch.randn(1, 2, height, width)
-    export(model, (x,), tmp_path / "m.onnx", frontend=frontend)
+    export(model, (x,), tmp_path / "m.onnx", frontend=frontend, check=False)
     onnx.checker.check_model(tmp_path / "m.onnx", full_check=True)
 
 
@@ -61,6 +61,6 @@ def test_a_file_whose_sizes_are_rounded_agrees_with_the_model(tmp_path: Path) ->
 
 def test_pixels_are_those_of_pytorch_where_the_scale_was_moved(tmp_path: Path) -> None:
     model, x = Scaled(scale_factor=0.7, mode="bilinear"), torch.randn(1, 1, 90, 90)
-    export(model, {"x": x}, tmp_path / "m.onnx", frontend="torchscript")
+    export(model, {"x": x}, tmp_path / "m.onnx", frontend="torchscript", check=False)
     (computed,) = run_session(open_session(tmp_path / "m.onnx"), {"x": x.numpy()}).values()
     np.testing.assert_allclose(computed, model(x).numpy(), atol=1e-3)

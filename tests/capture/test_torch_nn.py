@@ -34,7 +34,7 @@ def _check(case: torch_nn.NnCase, folder: Path) -> None:
             export(model, tuple(case.inputs()), path)
         assert not path.exists()
         return
-    result = export(model, tuple(case.inputs()), path)
+    result = export(model, tuple(case.inputs()), path, check=False)
     assert result.hierarchy.settings.frontend == case.frontend
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
     assert wrong(path, model, tuple(case.inputs())) == ""

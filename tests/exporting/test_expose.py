@@ -88,7 +88,9 @@ def test_exposed_outputs_are_what_hooks_see_and_stand_behind_those_of_the_model(
 ) -> None:
     x = torch.randn(3, 4)
     expose = ["blocks.*", "blocks.0.lin", "shar*"]
-    result = export(model, {"x": x}, tmp_path / "m.onnx", frontend=frontend, expose=expose, verify=True, reference=True)
+    result = export(
+        model, {"x": x}, tmp_path / "m.onnx", frontend=frontend, expose=expose, verify=True, reference=True, check=False
+    )
     assert result.verified is not None
     assert result.verified.agrees
     assert verify(result).agrees
@@ -103,7 +105,9 @@ def test_exposed_outputs_are_what_hooks_see_and_stand_behind_those_of_the_model(
 def test_other_encodings_expose_them_too(model: Model, tags_as: Encoding, tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     expose = ["blocks.0.lin", "shar*"]
-    result = export(model, {"x": x}, tmp_path / "m.onnx", tags_as=tags_as, granularity="all", expose=expose)
+    result = export(
+        model, {"x": x}, tmp_path / "m.onnx", tags_as=tags_as, granularity="all", expose=expose, check=False
+    )
     names = [output.name for output in onnx.load(result.path).graph.output]
     assert names[1:] == ["blocks.0.lin", "shared", "shared@1"]
     assert verify(model, {"x": x}, result).agrees
@@ -111,7 +115,7 @@ def test_other_encodings_expose_them_too(model: Model, tags_as: Encoding, tmp_pa
 
 def test_they_survive_a_tool_and_can_be_cut_out(model: Model, tmp_path: Path) -> None:
     x = torch.randn(3, 4)
-    file = export(model, {"x": x}, tmp_path / "m.onnx", expose=["class:Two"], dynamic=True)
+    file = export(model, {"x": x}, tmp_path / "m.onnx", expose=["class:Two"], dynamic=True, check=False)
     optimize_file(file, "ort-basic", tmp_path / "o.onnx")
     assert verify(model, {"x": x}, tmp_path / "o.onnx").agrees
     assert outputs_of(tmp_path / "o.onnx", x).keys() == outputs_of(file.path, x).keys()
@@ -126,7 +130,7 @@ def test_they_survive_a_tool_and_can_be_cut_out(model: Model, tmp_path: Path) ->
 
 def test_verify_says_that_an_output_has_the_address_of_another_call(model: Model, tmp_path: Path) -> None:
     x = torch.randn(3, 4)
-    path = export(model, {"x": x}, tmp_path / "m.onnx", expose=["shar*"]).path
+    path = export(model, {"x": x}, tmp_path / "m.onnx", expose=["shar*"], check=False).path
     proto = onnx.load(path)
     first, second = proto.graph.output[1:]
     swapped = {first.name: second.name, second.name: first.name}

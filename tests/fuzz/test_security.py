@@ -313,7 +313,13 @@ def test_two_threads_that_export_get_their_own_call_trees(tmp_path: Path) -> Non
 
     def work(name: str, model: torch.nn.Module) -> None:
         result = export(
-            model, tiny()[1], tmp_path / f"{name}.onnx", frontend="torchscript", granularity="all", verify=True
+            model,
+            tiny()[1],
+            tmp_path / f"{name}.onnx",
+            frontend="torchscript",
+            granularity="all",
+            verify=True,
+            check=False,
         )
         assert result.verified is not None
         assert result.verified.agrees

@@ -190,7 +190,7 @@ def test_a_program_in_memory_has_the_owners_that_our_own_export_gives(name: str,
     transformer = hasattr(model, "config")
     program = by_onnx_exporter(name) if transformer else by_dynamo(name)
     adopted = modelexport.adopt(program, tmp_path / "x.onnx")
-    own = modelexport.export(model, case.inputs(), tmp_path / "own.onnx", optimized=False)
+    own = modelexport.export(model, case.inputs(), tmp_path / "own.onnx", optimized=False, check=False)
     expected, found = (by_operation(modelexport.load(tmp_path / file)) for file in ("own.onnx", "x.onnx"))
     # Our export translates some operations otherwise.
     common = [one for one in expected if len(expected[one]) == len(found.get(one, ()))]

@@ -110,7 +110,7 @@ def test_errors_of_a_verification_are_a_column(tmp_path: Path) -> None:
 
     case = models.case("blocks")
     model = case.build()
-    modelexport.export(model, case.inputs(), tmp_path / "blocks.onnx")
+    modelexport.export(model, case.inputs(), tmp_path / "blocks.onnx", check=False)
     report = modelexport.verify(model, case.inputs(), tmp_path / "blocks.onnx")
     table = cost(tmp_path / "blocks.onnx").with_column(ERROR, report.errors)
     rows = {row.address: row for row in table.rows()}

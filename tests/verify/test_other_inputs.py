@@ -104,7 +104,7 @@ class FewIds(nn.Module):
 
 def test_inputs_that_the_model_refuses_accuse_nobody(tmp_path: Path) -> None:
     model, inputs = FewIds().eval(), {"input_ids": torch.tensor([[1, 2, 3]])}
-    export(model, inputs, tmp_path / "x.onnx")
+    export(model, inputs, tmp_path / "x.onnx", check=False)
     report = verify(model, inputs, tmp_path / "x.onnx")
     assert report.agrees
     assert "differ" not in {one.status for one in report.others}
@@ -112,7 +112,7 @@ def test_inputs_that_the_model_refuses_accuse_nobody(tmp_path: Path) -> None:
 
 def test_they_can_be_left_out(tmp_path: Path) -> None:
     model = Text().eval()
-    export(model, INPUTS, tmp_path / "x.onnx")
+    export(model, INPUTS, tmp_path / "x.onnx", check=False)
     assert verify(model, INPUTS, tmp_path / "x.onnx", others=False).others == []
 
 
@@ -127,7 +127,7 @@ class Attends(nn.Module):
 def test_queries_without_keys(mask: torch.Tensor, tmp_path: Path) -> None:
     """A query to which the mask leaves no key has zeros, or an average, in PyTorch."""
     model, inputs = Attends().eval(), (torch.linspace(-2, 3, 32).sin().reshape(1, 2, 4, 4), mask)
-    export(model, inputs, tmp_path / "sound.onnx", frontend="dynamo")
+    export(model, inputs, tmp_path / "sound.onnx", frontend="dynamo", check=False)
     assert [one.status for one in verify(model, inputs, tmp_path / "sound.onnx").others if "row" in one.what] == [
         "agree"
     ]
@@ -168,7 +168,9 @@ def test_rows_that_are_sorted_stay_so(tmp_path: Path) -> None:
 
 
 def test_no_rows_are_inputs_too(tmp_path: Path) -> None:
-    result = export(nn.Linear(4, 3).eval(), (torch.rand(0, 4),), tmp_path / "x.onnx", dynamic=True, verify=True)
+    result = export(
+        nn.Linear(4, 3).eval(), (torch.rand(0, 4),), tmp_path / "x.onnx", dynamic=True, verify=True, check=False
+    )
     assert result.session().run(None, {"input": np.ones((2, 4), np.float32)})[0].shape == (2, 3)
 
 

@@ -143,7 +143,7 @@ def test_the_model_is_left_as_it_was(exported: Exporter) -> None:
 
 def test_reference_values_give_the_verdict_that_the_model_gives(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)).eval(), torch.randn(2, 8)
-    export(model, {"input": x}, tmp_path / "x.onnx", reference=True)
+    export(model, {"input": x}, tmp_path / "x.onnx", reference=True, check=False)
     by_model, by_values = verify(model, {"input": x}, tmp_path / "x.onnx"), verify_reference(tmp_path / "x.onnx")
     assert by_values.agrees
     assert [(one.address, one.status) for one in by_values.calls] == [

@@ -79,7 +79,7 @@ def test_numbers_in_float64_keep_their_digits(tmp_path: Path) -> None:
             return x * 0.1 + torch.full_like(x, 0.3) + x.new_full((3,), 0.7)
 
     x = torch.randn(2, 3, dtype=torch.float64)
-    result = modelexport.export(Filled(), {"x": x}, tmp_path / "x.onnx", frontend="dynamo")
+    result = modelexport.export(Filled(), {"x": x}, tmp_path / "x.onnx", frontend="dynamo", check=False)
     np.testing.assert_allclose(result.session().run(None, {"x": x.numpy()})[0], Filled()(x), rtol=1e-15)
 
 

@@ -405,7 +405,7 @@ def test_whole_rows_become_blocks_with_equal_scales(tmp_path: Path) -> None:
     pack = partial(by_compressed_tensors, bits=4, symmetric=True)
     model = build("llama", hidden_size=96, num_attention_heads=4)
     packing.write(tmp_path / "model", model, compressed(4), pack)
-    export(load_model(str(tmp_path / "model")).model, {"input_ids": IDS}, tmp_path / "model.onnx")
+    export(load_model(str(tmp_path / "model")).model, {"input_ids": IDS}, tmp_path / "model.onnx", check=False)
     found = stored(onnx.load(tmp_path / "model.onnx"), "model.layers.0.self_attn.q_proj")
     assert found.scales.shape == (96, 3)  # 96 = 3 * 32
     assert (found.scales == found.scales[:, :1]).all()

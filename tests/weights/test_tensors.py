@@ -201,5 +201,5 @@ def test_a_linear_whose_bias_is_zero_keeps_it(tmp_path: Path) -> None:
     """Rewrites do not depend on the elements of a parameter."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     nn.init.zeros_(model[0].bias)
-    modelexport.export(model, (torch.ones(2, 4),), tmp_path / "x.onnx")
+    modelexport.export(model, (torch.ones(2, 4),), tmp_path / "x.onnx", check=False)
     assert "0.bias" in load_onnx(tmp_path / "x.onnx").graph.initializers

@@ -103,7 +103,7 @@ def test_one_call_of_a_module_can_be_placed_alone(exported: Exporter) -> None:
 
 def test_functions_carry_the_annotations_of_their_calls(exported: Exporter, tmp_path: Path) -> None:
     case = exported("blocks").case
-    export(case.build(), case.inputs(), tmp_path / "f.onnx", tags_as="functions")
+    export(case.build(), case.inputs(), tmp_path / "f.onnx", tags_as="functions", check=False)
     called = [node for node in ir.load(tmp_path / "f.onnx").graph if node.domain == "modelexport"]
     assert "up.1." in {node.metadata_props[LAYER_ANNOTATION] for node in called}
     tagged = load(tmp_path / "f.onnx")

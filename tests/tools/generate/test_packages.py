@@ -701,7 +701,7 @@ def test_a_package_that_lacks_a_part_or_has_one_of_another_export_is_refused(
     with pytest.raises(FileFormatError, match=r"lacks model\.safetensors"):
         read_package(folder)
     folder = shutil.copytree(llama[1], tmp_path / "mixed")
-    modelexport.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),), folder / "decode.onnx")
+    modelexport.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),), folder / "decode.onnx", check=False)
     with pytest.raises(FileFormatError, match="belongs to another export"):
         read_package(folder)
 

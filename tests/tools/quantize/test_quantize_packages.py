@@ -65,7 +65,7 @@ def test_what_parts_share_is_there_once(stages: Path, tmp_path: Path) -> None:
 def test_parameters_of_two_parts_at_one_place_are_not_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(2)))
     model[1].load_state_dict(model[0].state_dict())
-    modelexport.export(model, torch.ones(2, 16), tmp_path / "m.onnx")
+    modelexport.export(model, torch.ones(2, 16), tmp_path / "m.onnx", check=False)
     modelexport.split(tmp_path / "m.onnx", tmp_path / "stages", stages=2)
     with monkeypatch.context() as earlier:  # versions that wrote tensors once by their content
         earlier.setattr("modelexport.tools.quantize.quantized_packages.parameter_plan", lambda value: None)

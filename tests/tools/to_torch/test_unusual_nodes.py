@@ -296,7 +296,7 @@ class Tempered(nn.Module):
 
 def test_a_learned_factor_of_attention_stays_learned(tmp_path: Path) -> None:
     given = torch.tensor(np.stack([X, X]))
-    model = to_torch(export(Tempered(), (given,), tmp_path / "x.onnx").path)
+    model = to_torch(export(Tempered(), (given,), tmp_path / "x.onnx", check=False).path)
     before = model(given)
     with torch.no_grad():
         model.get_parameter("temperature").fill_(3.0)
