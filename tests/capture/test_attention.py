@@ -47,7 +47,9 @@ def inputs(*hidden: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.linspace(-2, 3, 96).sin().reshape(3, 4, 8), seen
 
 
-@pytest.mark.parametrize(("frontend", "opset"), [("dynamo", 18), ("dynamo", 23), ("torchscript", 17)])
+@pytest.mark.parametrize(
+    ("frontend", "opset"), [pytest.param("dynamo", 18, marks=pytest.mark.slow), ("dynamo", 23), ("torchscript", 17)]
+)
 def test_rows_without_keys_are_what_they_are_in_pytorch(frontend: Any, opset: int, tmp_path: Path) -> None:
     model, path = Attends().eval(), tmp_path / "m.onnx"
     export(model, inputs(), path, frontend=frontend, opset=opset, check=False)

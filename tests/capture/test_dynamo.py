@@ -112,7 +112,7 @@ def assert_same(before: object, after: object) -> None:
     assert torch.equal(before[2], after[2])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["blocks", "residual-network", "bert"])
+@pytest.mark.parametrize("name", ["blocks", "residual-network", pytest.param("bert", marks=pytest.mark.slow)])
 def test_the_model_is_unchanged_after_an_export(name: str) -> None:
     case = models.case(name)
     model, inputs = case.build().train(), case.inputs()

@@ -145,7 +145,11 @@ def test_numbers_that_are_spaced_by_a_level_of_one_pixel_are_finite(tmp_path: Pa
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "name", ["bert", "resnet", *(pytest.param(n, marks=pytest.mark.slow) for n in ("unet", "gpt2", "marian", "clip"))]
+    "name",
+    [
+        "blocks",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert", "resnet", "unet", "gpt2", "marian", "clip")),
+    ],
 )
 def test_a_traced_model_with_dynamic_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
     export = exported(name, dynamic=True, frontend="torchscript")

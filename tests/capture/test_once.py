@@ -182,6 +182,7 @@ def check_files(name: str, folder: Path, **options: Any) -> None:
     assert "m.onnx" in shared
 
 
+@pytest.mark.slow  # a stack of layers shows it below
 def test_a_file_has_the_bytes_that_it_has_without_sharing(tmp_path: Path) -> None:
     check_files("blocks", tmp_path, dynamic=True, frontend="dynamo")
 

@@ -40,7 +40,7 @@ def test_a_file_is_of_the_opset_that_was_asked_for_and_tagged(opset: int, tmp_pa
     assert result.check.status == "passed"
 
 
-@pytest.mark.parametrize("opset", [15, 17])
+@pytest.mark.parametrize("opset", [15, pytest.param(17, marks=pytest.mark.slow)])
 def test_below_18_owners_come_through_the_conversion(opset: int, tmp_path: Path) -> None:
     case = models.case("residual-network")
     old = export(case.build(), case.inputs(), tmp_path / "old.onnx", opset=opset, frontend="dynamo", check=False)

@@ -83,6 +83,7 @@ def test_export_shows_what_was_written_and_proven_and_what_to_do_next(folder: Pa
     assert '"Verification: agrees"' in (folder / "x.html").read_text()
 
 
+@pytest.mark.slow  # the goldens of the table were written in other processes
 def test_two_runs_write_the_same_bytes_whatever_the_seed_of_hashes(folder: Path) -> None:
     alone, here = folder / "alone", folder / "here"
     done = run_alone("export", "-o", alone / "x.onnx", "--json", cwd=folder, PYTHONHASHSEED="1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,13 +137,3 @@ def test_a_file_whose_tags_are_damaged_is_refused(bert: modelexport.TaggedModel,
     (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(FileFormatError, match="damaged tags"):
         modelexport.load(tmp_path / "x.onnx")
-
-
-def test_showing_a_tree_imports_no_torch(exported: Exporter) -> None:
-    code = (
-        "import sys; from modelexport.cli.app import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, "tree", exported("blocks").path], check=True, capture_output=True)

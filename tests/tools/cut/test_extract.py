@@ -99,7 +99,9 @@ def test_every_call_gives_what_it_gives_in_the_whole_file(name: str, exported: E
     check_every_call(whole, whole.case.inputs(), tmp_path / "calls")
 
 
-@pytest.mark.parametrize("name", ["blocks", "bert", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "llama"))]
+)
 def test_calls_of_a_dynamic_export_run_at_other_sizes(name: str, exported: Exporter, tmp_path: Path) -> None:
     whole = exported(name, dynamic=True)
     assert whole.case.dynamic is not None
