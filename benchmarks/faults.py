@@ -59,6 +59,7 @@ from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.optimizers.optimize_tools import TOOLS, optimize_file
 from modelexport.traces.array_differences import is_floating
+from modelexport.verify.model_and_file import ModelRuns
 from modelexport.verify.verify import verify
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from planted import later_plants, plants, rare_plants
@@ -314,8 +315,9 @@ class Bench:
             modelexport.export(*build(name), exported, dynamic="dynamic" in ways)
             if tool is not None:
                 optimize_file(exported, tool, source)
-        (model, inputs), kept = build(name), dict[Any, Any]()
-        self.sound = verify(model, inputs, source, kept=kept)
+        model, inputs = build(name)
+        runs = ModelRuns(model)
+        self.sound = verify(model, inputs, source, runs=runs)
         if not self.sound.agrees and not (tool or "").startswith("quantize"):
             self.result.alarm = True
             print(f"  FALSE ALARM: {name}", file=sys.stderr, flush=True)
@@ -326,7 +328,7 @@ class Bench:
         run = lambda wanted: run_values(source, feeds, wanted)  # noqa: E731
         for place in places_of(sound, source, self.each, self.kinds, run, feeds, values=tool is not None):
             if done[place.kind] < self.each and self.place(
-                name, place, source, partial(verify, model, inputs, kept=kept), feeds
+                name, place, source, partial(verify, model, inputs, runs=runs), feeds
             ):
                 done[place.kind] += 1
         told = f"{name}: {done.total()} placements of {len(done)} kinds, {time.perf_counter() - start:.0f} s"

@@ -25,7 +25,7 @@ from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, wit
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.model_and_file import Sides
+from modelexport.verify.model_and_file import ModelRuns, Sides
 
 NAMES = RequestedNames(axes={("x", 1): "n", ("x", 2): "h", ("y", 1): "m"})
 
@@ -276,13 +276,13 @@ def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compar
 
     tagged = read_tagged(exported.path)
     sides: Any = SimpleNamespace(
-        model=Decides(), tagged=tagged, returned=lambda inputs: [], agrees=lambda *arguments: False, compare=refuses
+        model=Decides(), tagged=tagged, returned=lambda inputs: [], agrees=lambda *arguments: False, compared=refuses
     )
     sizes = symbol_sizes(INPUTS, tagged.model)
     tried = SizeTrials(sides, INPUTS).run(sizes)
     assert tried is not None
     assert tried.status == "not compared"
-    sides.compare = lambda *arguments: compared
+    sides.compared = lambda *arguments: (sides, compared)
     compared = SimpleNamespace(failed=None, unknown=None, located=SimpleNamespace(pairs=()))
     tried = SizeTrials(sides, INPUTS).run(sizes)
     assert tried is not None
@@ -298,7 +298,7 @@ def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
             raise RuntimeError("other sizes")
 
     tagged = read_tagged(exported.path)
-    sides = Sides.of(Refuses(), INPUTS, tagged)
+    sides = Sides.of(ModelRuns(Refuses()), INPUTS, tagged)
     tried = SizeTrials(sides, INPUTS).run(symbol_sizes(INPUTS, tagged.model))
     assert tried is not None
     assert tried.status == "not compared"

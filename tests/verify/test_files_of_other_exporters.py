@@ -19,7 +19,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
 from modelexport.tools.cut.extraction import extract
-from modelexport.verify.model_and_file import Sides, open_for
+from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
 
 
 class Block(nn.Module):
@@ -164,9 +164,8 @@ def test_a_wrong_weight_without_a_name_is_the_parameter_of_its_size_that_is_not_
 
 def test_owners_come_from_values_and_are_never_exact(file: Path, tmp_path: Path) -> None:
     path = without_names(file, tmp_path / "nameless.onnx")
-    sides = Sides.of(net(), INPUTS, open_for(net(), path))
-    sides.find_calls_by_value(INPUTS, {})
-    tagged = sides.tagged
+    sides = Sides.of(ModelRuns(net()), INPUTS, open_for(net(), path))
+    tagged = sides.with_calls_by_value(INPUTS, {}).tagged
     found = [(node.op_type, str(owner_of(node).call)) for node in tagged.nodes if node.op_type in ("Tanh", "MatMul")]
     assert found[:2] == [("MatMul", "blocks.0.fc"), ("Tanh", "blocks.0")]
     assert {owner_of(node).evidence for node in tagged.nodes} == {Evidence.INFERRED}

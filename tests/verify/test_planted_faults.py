@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
 from modelexport.terminal.show_verification import format_verify
+from modelexport.verify.model_and_file import ModelRuns
 
 Plant = Callable[[ir.Node], object]
 
@@ -298,12 +299,12 @@ ROWS = (
 
 
 class Sound(NamedTuple):
-    """A model, built once, with its sound file and the runs of the model that are kept."""
+    """A model, built once, with its sound file and the runs of the model."""
 
     path: Path
     model: nn.Module
     inputs: dict[str, Any]
-    kept: dict[Hashable, Any]
+    runs: ModelRuns
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +314,8 @@ def sound(exported: Exporter) -> Callable[[str], Sound]:
     def get(name: str) -> Sound:
         if name not in made:
             one = exported(name.partition("+")[0], dynamic=name.endswith("+dynamic"))
-            made[name] = Sound(one.path, one.case.build(), one.case.inputs(), {})
+            model = one.case.build()
+            made[name] = Sound(one.path, model, one.case.inputs(), ModelRuns(model))
         return made[name]
 
     return get
@@ -339,11 +341,11 @@ def is_quick(row: Row) -> bool:
     ids=lambda row: f"{row.model}-{row.call}-{row.op_type}-{row.fault}",
 )
 def test_a_fault_is_found_in_its_call(row: Row, sound: Callable[[str], Sound], tmp_path: Path) -> None:
-    path, model, inputs, kept = sound(row.model)
+    path, model, inputs, runs = sound(row.model)
     file = load_onnx(path)
     row.plant(find(file, row))
     save_model(file, tmp_path / "faulty.onnx")
-    report = verify(model, inputs, tmp_path / "faulty.onnx", kept=kept)
+    report = verify(model, inputs, tmp_path / "faulty.onnx", runs=runs)
     assert report.verdict == "differ"
     assert report.diverging is not None
     expected = row.call if row.expected is None else row.expected
@@ -377,7 +379,7 @@ def test_what_hardly_depends_on_a_value_does_not_vouch_for_it(tmp_path: Path) ->
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["blocks", "gpt2", "t5", "vit", "bert", "unet"])
 def test_everything_given_to_the_root_is_found(name: str, sound: Callable[[str], Sound], tmp_path: Path) -> None:
-    path, model, inputs, kept = sound(name)
+    path, model, inputs, runs = sound(name)
     file = load_onnx(path)
     tag = "/" + type(model).__name__
     root = {
@@ -390,7 +392,7 @@ def test_everything_given_to_the_root_is_found(name: str, sound: Callable[[str],
         node.metadata_props.clear()
         node.metadata_props.update(root)
     save_model(file, tmp_path / "faulty.onnx")
-    report = verify(model, inputs, tmp_path / "faulty.onnx", kept=kept)
+    report = verify(model, inputs, tmp_path / "faulty.onnx", runs=runs)
     assert report.verdict == "differ"
     assert report.owners.contradicted > report.owners.confirmed / 2
 
@@ -470,7 +472,7 @@ CLAIMS = (
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.fault)
 def test_a_false_claim_of_a_document_is_a_note(claim: Claim, sound: Callable[[str], Sound], tmp_path: Path) -> None:
     """The file is right nevertheless."""
-    path, model, inputs, kept = sound("blocks")
+    path, model, inputs, runs = sound("blocks")
     document = json.loads(path.with_suffix(claim.suffix).read_text())
     claim.change(document)
     text = json.dumps(document).encode()
@@ -480,7 +482,7 @@ def test_a_false_claim_of_a_document_is_a_note(claim: Claim, sound: Callable[[st
     digests[claim.suffix] = hashlib.sha256(text).hexdigest()
     file.metadata_props[keys.DOCUMENTS] = json.dumps(digests)
     save_model(file, tmp_path / "x.onnx", same_graph=True)
-    report = verify(model, inputs, tmp_path / "x.onnx", kept=kept)
+    report = verify(model, inputs, tmp_path / "x.onnx", runs=runs)
     assert report.verdict == "agree"
     (note,) = [one for one in report.claims if one.where == claim.where]
     assert f"note: the document {note.document} says of {note.where}: " in format_verify(report)
@@ -490,7 +492,7 @@ def test_a_false_claim_of_a_document_is_a_note(claim: Claim, sound: Callable[[st
 def test_documents_that_were_not_written_with_a_file_never_make_it_wrong(
     other: str, sound: Callable[[str], Sound], tmp_path: Path
 ) -> None:
-    path, model, inputs, kept = sound("blocks")
+    path, model, inputs, runs = sound("blocks")
     for suffix in (".onnx", ".onnx.data"):
         if path.with_suffix(suffix).exists():
             shutil.copy(path.with_suffix(suffix), tmp_path / f"x{suffix}")
@@ -499,7 +501,7 @@ def test_documents_that_were_not_written_with_a_file_never_make_it_wrong(
         if suffix == ".hierarchy.json" and other == "settings":
             document["settings"].update(granularity="all", include=["Linear"])
         (tmp_path / "x.onnx").with_suffix(suffix).write_text(json.dumps(document))
-    report = verify(model, inputs, tmp_path / "x.onnx", kept=kept)
+    report = verify(model, inputs, tmp_path / "x.onnx", runs=runs)
     assert report.verdict == "agree"
     assert {claim.document for claim in report.claims} == (
         {"hierarchy", "dag", "operations"} if other == "model" else set()
@@ -507,5 +509,5 @@ def test_documents_that_were_not_written_with_a_file_never_make_it_wrong(
 
 
 def test_the_documents_of_a_sound_file_claim_nothing_false(sound: Callable[[str], Sound]) -> None:
-    path, model, inputs, kept = sound("blocks")
-    assert verify(model, inputs, path, kept=kept).claims == []
+    path, model, inputs, runs = sound("blocks")
+    assert verify(model, inputs, path, runs=runs).claims == []

@@ -22,6 +22,7 @@ from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport
 from modelexport.traces import runtime_causes
 from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.verify import onnxruntime_outputs
+from modelexport.verify.model_and_file import ModelRuns
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify_report import (
     CallStatus,
@@ -122,9 +123,9 @@ def test_some_calls_are_compared_alone(exported: Exporter) -> None:
 
 
 def test_kept_runs_give_the_same_report(exported: Exporter) -> None:
-    one, kept = exported("blocks"), dict[Any, Any]()
-    first, second = (verify(one.case.build(), one.case.inputs(), one.path, kept=kept) for _ in range(2))
-    assert kept
+    one = exported("blocks")
+    runs = ModelRuns(one.case.build())
+    first, second = (verify(runs.model, one.case.inputs(), one.path, runs=runs) for _ in range(2))
     assert first == second
 
 

@@ -113,7 +113,7 @@ class ExportChecks:
         options, lent = self.options, self.options.weights.to_check
         if self.weights.absent_bytes or (options.weights.lent is not None and lent is None):
             return FileCheck(status="skipped", reason="the weights of the model are not in memory"), sizes
-        from modelexport.verify.model_and_file import Sides, open_for
+        from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
 
         with runnable(self.staged, options.tags.tags_as) as file, self._with_weights(lent):
             # onnx.checker does not know ONNX Runtime's operators in the standard domain.
@@ -122,19 +122,20 @@ class ExportChecks:
             wide, example = self.captured.inputs, self.inputs
             if not self.captured.wide:
                 wide = example
-            sides = Sides.of(self.model, wide, open_for(self.model, file))
+            sides = Sides.of(ModelRuns(self.model), wide, open_for(self.model, file))
             check = self._check_outputs(sides, wide, file)
             interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or isinstance(interface, RequestedNames)
             if options.capture.dynamic and runs and check.status == "passed":
                 names = interface if isinstance(interface, RequestedNames) else None
-                sides, every = Sides.of(self.model, wide, open_for(self.model, file)), options.checks.sizes
+                sides = Sides.of(ModelRuns(self.model), wide, open_for(self.model, file))
+                every = options.checks.sizes
                 sizes = find_sizes(sides, wide, self.exported, names, every=every, example=example)
                 if sizes.refusal:
                     check = FileCheck(status="failed", step="other sizes", reason=sizes.refusal)
             if self.captured.wide and check.status == "passed":
-                check = self._check_outputs(Sides.of(self.model, example, sides.tagged), example, file)
+                check = self._check_outputs(Sides.of(ModelRuns(self.model), example, sides.tagged), example, file)
         stated = [condition.formula for condition in self.hierarchy.settings.valid_if]
         if [condition.formula for condition in sizes.conditions] != stated:
             self.hierarchy = self.restate(sizes.conditions)
@@ -161,7 +162,7 @@ class ExportChecks:
 
         settings = self.hierarchy.settings
         kept = kept_tensors(self.model, inputs, tuple(settings.constants))
-        for comparison in compare_others(sides, inputs, kept, selects=True).compared:
+        for comparison in compare_others(sides.settled(inputs), inputs, kept, selects=True).compared:
             if comparison.status == "differ":
                 cause = presumption_warning(settings.presumed) if settings.presumed else "the model decides by values"
                 reason = f"with {comparison.what}: {comparison.reason}; {cause}"

@@ -52,7 +52,7 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
-    from_torch = sides.own(inputs)
+    from_torch = sides.runs.own(inputs)
     step: CheckStep = "loading"
     try:
         runs = open_session(path, optimized=True)
@@ -68,16 +68,16 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
         reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
         return FileCheck(status="failed", step="outputs", reason=reason)
     sides.trace(inputs, {})  # first, so that no other run is needed to settle
-    sides.settle(inputs)
+    sides = sides.settled(inputs)
     reference = sides.trace(inputs, {})
     run = sides.as_run(inputs, CPU, reference.outputs, results)
     differences = run.outputs
     largest = max((difference.relative or 0.0 for difference in differences), default=0.0)
     wrong = [difference for difference in differences if difference.status == "differ"]
-    compared = sides.compare(inputs, {}, reference)
+    sides, compared = sides.compared(inputs, {})
     doubted = compared
-    if compared.contradictions and (changed := changed_weights(sides.model, sides.tagged.model, None, [])):
-        doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
+    if compared.contradictions and (changed := changed_weights(sides.model, sides.tagged.model, None)[0]):
+        _, doubted = sides.compared(inputs, changed)  # by fresh weights, several calls may compute one value
     doubts = "; ".join(filter(None, (otherwise, _lost_calls(sides, reference), _doubts(doubted))))
     random = compared.end_to_end.trace.random or reference.random_numbers
     if not wrong:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -41,6 +41,8 @@ from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run
 from modelexport.verify.parameter_comparison import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
 
+T = TypeVar("T")
+
 
 def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
@@ -69,37 +71,93 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
     return replace(tagged, by_value=by_value)
 
 
-@dataclass
-class Sides:
-    """A model and its file."""
+class ModelRuns:
+    """Runs of a model, each made once.
 
-    model: nn.Module
+    Args:
+        weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
+    """
+
+    def __init__(self, model: nn.Module, weights: Weights | None = None) -> None:
+        self.model, self.weights = model, weights
+        self._made: dict[Hashable, Any] = {}
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+    def trace(
+        self, inputs: Inputs, changed: Mapping[str, torch.Tensor], wide: bool, how: Callable[[], dict[str, Any]]
+    ) -> Trace:
+        """A run of which every value is recorded, in float64 or in the model's own types.
+
+        Args:
+            changed: Weights to use instead of the model's own.
+            how: Gives more arguments of :func:`trace_model`, which are the same for all files.
+        """
+        run = partial(trace_model, self.model, inputs, parameters=changed, weights=self.weights, wide=wide)
+        return self._once(_key_of_trace(inputs, changed, wide), lambda: run(**how()))
+
+    def outputs(self, inputs: Inputs, wide: bool) -> Trace:
+        """A run of which only the outputs are recorded, unless there is one of more."""
+        whole: Trace | None = self._made.get(_key_of_trace(inputs, {}, wide))
+        run = partial(trace_model, self.model, inputs, weights=self.weights, calls=False, wide=wide)
+        return whole or self._once(("outputs", _contents(inputs), wide), run)
+
+    def own(self, inputs: Inputs) -> list[Any]:
+        """What the model returns in its own types."""
+        return self._once(("own", _contents(inputs)), lambda: returned_by(self.model, inputs))
+
+    def note_on_fused(self, inputs: Inputs) -> list[str]:
+        """What users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks, gives
+        zeros where a padding mask hides tokens."""
+        stepwise, fused = self.own(inputs), returned_by(self.model, inputs, as_exported=False)
+        apart = [relative_error(*both) for both in zip(stepwise, fused, strict=False)]
+        allowed = [ALLOWED.get(str(array.dtype), 0.0) for array in stepwise]
+        worst = max((error for error, most in zip(apart, allowed, strict=False) if error > most), default=0.0)
+        if not worst or len(stepwise) != len(fused):
+            return []
+        return [
+            f"as users run it, PyTorch returns something else, off by {worst:.1e} of its size: with its fused "
+            "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
+            "steps compute in the types of the weights"
+        ]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A model and its file, as a value: what is found out about both is in a new one."""
+
+    runs: ModelRuns
     tagged: TaggedFile
     dtype: str
     """The widest floating-point type of the model."""
-    weights: Weights | None = None
-    kept: dict[Hashable, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    wide: bool = True
-    """Whether the model runs in float64: not if it computes something else there."""
+    own_types: str = ""
+    """Why the model does not run in float64, but in its own types; empty if it does."""
 
     @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        inputs: Inputs,
-        tagged: TaggedFile,
-        weights: Weights | None = None,
-        kept: dict[Hashable, Any] | None = None,
-    ) -> Sides:
-        """A model and its file.
+    def of(cls, runs: ModelRuns, inputs: Inputs, tagged: TaggedFile) -> Sides:
+        """A model, with its runs, and its file."""
+        return cls(runs, tagged, str(own_type(runs.model, inputs)).removeprefix("torch."))
 
-        Args:
-            weights: As in :func:`modelexport.verify`.
-            kept: As in :func:`modelexport.verify`.
-        """
-        dtype = str(own_type(model, inputs)).removeprefix("torch.")
-        return cls(model, tagged, dtype, weights, {} if kept is None else kept)
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.runs.model
+
+    @property
+    def wide(self) -> bool:
+        """Whether the model runs in float64: not if it computes something else there."""
+        return not self.own_types
+
+    @property
+    def notes(self) -> list[str]:
+        """What people have to know about the comparison."""
+        by_value = ["the calls of the file and its parameters were found by value"] if self.tagged.by_value else []
+        less = "calls were compared with its run in its own types, with less precision"
+        return by_value + ([f"{self.own_types}: {less}"] if self.own_types else [])
 
     @cached_property
     def run(self) -> FileRun:
@@ -113,58 +171,39 @@ class Sides:
             changed: Weights to use instead of the model's own.
             as_it_runs: In its own types instead.
         """
-        wide = self.wide and not as_it_runs
-        key = _key_of_trace(inputs, changed, wide)
-        if key not in self.kept:
-            paths = {path for path, _ in self.model.named_modules()}
-            called = {traced.call.path for traced in self.tagged.calls} if not self.tagged.by_value else paths
-            self.kept[key] = trace_model(
-                self.model,
-                inputs,
-                parameters=changed,
-                weights=self.weights,
-                never_called=paths - called,
-                bodies=self.tagged.cut is not None or any(nested_graphs(node) for node in self.tagged.model.graph),
-                wide=wide,
-                kept=rounded_constants(self.run),
-            )
-        trace: Trace = self.kept[key]
-        return trace
+        return self.runs.trace(inputs, changed, self.wide and not as_it_runs, self._recorded)
+
+    def _recorded(self) -> dict[str, Any]:
+        """What a trace has to record for the file."""
+        paths = {path for path, _ in self.model.named_modules()}
+        called = {traced.call.path for traced in self.tagged.calls} if not self.tagged.by_value else paths
+        bodies = self.tagged.cut is not None or any(nested_graphs(node) for node in self.tagged.model.graph)
+        return {"never_called": paths - called, "bodies": bodies, "kept": rounded_constants(self.run)}
 
     def returned(self, inputs: Inputs) -> list[Any]:
         """What the model, or the call that was cut out, returns in float64."""
         if self.tagged.cut is not None:
             return self._results(self.trace(inputs, {}))
-        return self._plain(inputs).outputs
+        return self.runs.outputs(inputs, self.wide).outputs
 
     def _results(self, reference: Trace) -> list[Any]:
         """What the outputs of a call that was cut out should be."""
         return [array_of(tensor) for _, tensor in outputs_of(self.tagged, reference)]
 
-    def _plain(self, inputs: Inputs) -> Trace:
-        """A run of the model in float64 of which only the outputs are recorded, unless there is one of more."""
-        key = ("returned", _contents(inputs), self.wide)
-        if key not in self.kept:
-            whole = self.kept.get(_key_of_trace(inputs, {}, self.wide))
-            self.kept[key] = whole or trace_model(self.model, inputs, weights=self.weights, calls=False, wide=self.wide)
-        plain: Trace = self.kept[key]
-        return plain
-
-    def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], reference: Trace | None = None) -> Compared:
-        """Runs of both on the same inputs, compared.
+    def compared(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> tuple[Sides, Compared]:
+        """Runs of both on the same inputs, compared, and the types in which they are.
 
         A model may keep tensors that an earlier run computed in its own types, such as a table of angles. If it differs
         from the file in float64, and the file has no such constants, they are compared in these types.
         """
-        reference = reference or self.trace(inputs, changed)
+        reference = self.trace(inputs, changed)
         own_trace = partial(self.trace, inputs, changed, as_it_runs=True) if reference.is_float64 else None
         compared = compare_runs(
             self.tagged, self.run, self.feeds(inputs, reference), reference, self._weights(changed), own_trace
         )
         if compared.agrees or not self.wide or not self._keeps_results(reference):
-            return compared
-        self._compare_in_own_types(_KEPT)
-        return self.compare(inputs, changed)
+            return self, compared
+        return replace(self, own_types=_KEPT).compared(inputs, changed)
 
     def _keeps_results(self, reference: Trace) -> bool:
         """Whether a run in float64 used tensors from before it that are not constants of the file."""
@@ -173,15 +212,10 @@ class Sides:
             constants.add(stored())
         return any(not constants.equal_in_any_order(tensor) for tensor in reference.kept_before)
 
-    def _compare_in_own_types(self, why: str) -> None:
-        self.wide = False
-        vars(self).pop("run", None)
-        self.notes.append(f"{why}: calls were compared with its run in its own types, with less precision")
-
-    def find_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
-        """Give a file without tags the calls of the model, by the values that both compute."""
-        compared = self.compare(inputs, changed)
-        self.tagged = with_calls_of(self.tagged, module_tree(self.model), compared.per_module)
+    def with_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Sides:
+        """The same with the calls of the model in a file without tags, by the values that both compute."""
+        sides, compared = self.compared(inputs, changed)
+        return replace(sides, tagged=with_calls_of(self.tagged, module_tree(self.model), compared.per_module))
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
@@ -207,45 +241,36 @@ class Sides:
         return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
 
     def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
-        entries = {**entries_of(self.model), **changed} if self.weights is None else {}
+        weights = self.runs.weights
+        entries = {**entries_of(self.model), **changed} if weights is None else {}
 
         def read(key: str) -> Any:
-            return self.run.widened(
-                as_array(entries[key]) if self.weights is None else self.weights.tensors[key].numpy()
-            )
+            return self.run.widened(as_array(entries[key]) if weights is None else weights.tensors[key].numpy())
 
         return computed_weights(self.run, read, changed)
 
-    def settle(self, inputs: Inputs) -> None:
-        """Find out whether what the model computes in float64 is what it computes in its own types, but for rounding.
+    def settled(self, inputs: Inputs) -> Sides:
+        """The same in the model's own types if what it computes in float64 is something else, but for rounding.
 
-        A model that asks for the type of its tensors may not. Where much is between the two, the last bit of each
+        A model that asks for the type of its tensors may do so. Where much is between the two, the last bit of each
         weight is changed, to see what rounding makes of the result.
         """
-        plain = self._plain(inputs)
-        if plain.draws_numbers:  # other numbers are drawn in float64
-            return
-        own_results, exact = self.own(inputs), plain.outputs
+        exact = self.runs.outputs(inputs, self.wide)
+        if exact.draws_numbers:  # other numbers are drawn in float64
+            return self
+        own_results = self.runs.own(inputs)
         apart = [
             relative_error(array, right) if is_floating(array) else 0.0
-            for right, array in zip(exact, own_results, strict=False)
+            for right, array in zip(exact.outputs, own_results, strict=False)
         ]
         narrowest = narrowest_type(self.tagged.model)
         if all(error <= TIMES_ALLOWED * ALLOWED.get(narrowest, 0.0) for error in apart):
-            return
+            return self
         nudged = returned_by(self.model, inputs, nudged=True)
         rounding = [relative_error(array, other) for array, other in zip(own_results, nudged, strict=False)]
         if any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
-            self._compare_in_own_types("in float64 the model computes something else")
-
-    def own(self, inputs: Inputs) -> list[Any]:
-        """What the model returns in its own types."""
-        key = ("own", _contents(inputs))
-        if key not in self.kept:
-            self.kept[key] = returned_by(self.model, inputs)
-            self._note_fused(inputs, self.kept[key])
-        results: list[Any] = self.kept[key]
-        return results
+            return replace(self, own_types="in float64 the model computes something else")
+        return self
 
     def as_run(
         self, inputs: Inputs, provider: str, exact: Sequence[Any], ran: Mapping[str, Any] | None = None
@@ -256,7 +281,7 @@ class Sides:
             exact: What the model returns in float64.
             ran: What the file computes there, if it was run before.
         """
-        own_results, model = self.own(inputs), self.tagged.model
+        own_results, model = self.runs.own(inputs), self.tagged.model
         own_results, exact = (requested_outputs(model, each_result) for each_result in (own_results, exact))
         exposed = exposed_outputs(model)
         if self.tagged.cut is not None:
@@ -273,21 +298,6 @@ class Sides:
                 provider=provider,
                 exposed=exposed,
                 ran=ran,
-            )
-
-    def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:
-        """Note what users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks,
-        gives zeros where a padding mask hides tokens.
-        """
-        fused = returned_by(self.model, inputs, as_exported=False)
-        apart = [relative_error(*both) for both in zip(stepwise, fused, strict=False)]
-        allowed = [ALLOWED.get(str(array.dtype), 0.0) for array in stepwise]
-        worst = max((error for error, most in zip(apart, allowed, strict=False) if error > most), default=0.0)
-        if worst and len(stepwise) == len(fused):
-            self.notes.append(
-                f"as users run it, PyTorch returns something else, off by {worst:.1e} of its size: with its fused "
-                "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
-                "steps compute in the types of the weights"
             )
 
 

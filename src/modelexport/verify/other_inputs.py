@@ -70,7 +70,7 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
             return OtherInputs(what=what, status="not compared", reason="the model overflows")
         if sides.agrees(other, right):
             return OtherInputs(what=what, status="agree")
-        compared_run = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
+        _, compared_run = sides.compared(other, {})  # choices among equal scores and random numbers are told apart here
         verdict = _verdict_on_outputs(what, compared_run)
         if finite and all(output.relative != float("inf") for output in verdict.outputs):
             return OtherInputs(what=what, status="not compared", reason="rounding grows")

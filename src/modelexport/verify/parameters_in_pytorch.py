@@ -70,24 +70,22 @@ def _same_place(first: ir.TensorProtocol, second: ir.TensorProtocol) -> bool:
 
 
 def changed_weights(
-    model: nn.Module, file: ir.Model, perturb: bool | None, notes: list[str]
-) -> Mapping[str, torch.Tensor]:
-    """Other weights for both sides, of which no two are equal; empty if that is not needed or not possible.
+    model: nn.Module, file: ir.Model, perturb: bool | None
+) -> tuple[Mapping[str, torch.Tensor], list[str]]:
+    """Other weights for both sides, of which no two are equal; empty if that is not needed or not possible, and why.
 
     Args:
         perturb: Whether to change all; by default those that are equal to others, constant or nearly zero.
-        notes: Gets a line if they cannot be changed.
     """
     if perturb is False:
-        return {}
+        return {}, []
     keys = perturbable(file)
     if perturb is None:
         keys = indistinct(model, keys)
         if keys and (folded := _folded(model, file)):
             more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
-            notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
-            return {}
-    return perturbed(model, keys) if keys else {}
+            return {}, [f"weights were not perturbed: another tool folded or merged {folded[0]}{more}"]
+    return (perturbed(model, keys) if keys else {}), []
 
 
 def _folded(model: nn.Module, file: ir.Model) -> list[str]:

@@ -13,9 +13,8 @@ size, in whatever order it computes (:mod:`modelexport.traces`). What is compare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch import nn
@@ -41,7 +40,7 @@ from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.calls_by_value import wrong_parameters
 from modelexport.verify.compared_runs import Compared, output_differences
 from modelexport.verify.document_claims import false_claims
-from modelexport.verify.model_and_file import Sides, open_for
+from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.other_inputs import Others, compare_others
 from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
@@ -63,7 +62,7 @@ def verify(
     weights: Weights | None = None,
     perturb: bool | None = None,
     others: bool = True,
-    kept: dict[Hashable, Any] | None = None,
+    runs: ModelRuns | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> VerifyReport:
     """Compare every output, every call and every parameter of a file with its model.
@@ -78,7 +77,7 @@ def verify(
         weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
         perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
         others: Also compare outputs on padded masks, other ids and numbers, and other sizes of dynamic axes.
-        kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
+        runs: Those of the model, if several files of it are verified.
         progress: Called with the name of each step.
 
     Raises:
@@ -95,29 +94,29 @@ def verify(
         constants = tuple(known_sidecar.settings.constants) if known_sidecar is not None else ()
         arguments = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
-        sides = Sides.of(model, inputs, tagged, weights, kept)
+        sides = Sides.of(runs or ModelRuns(model, weights), inputs, tagged)
         if tagged.by_value:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
-            sides.notes.append("the calls of the file and its parameters were found by value")
-        changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
+        changed, notes = changed_weights(model, tagged.model, perturb) if weights is None else ({}, [])
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
             try:
                 check_fit(sides.feeds(inputs), tagged)
-                sides.settle(inputs)
+                sides = sides.settled(inputs)
             except Exception:
                 check_inputs(model, inputs)  # if the model does not run with them, it says so
                 raise
         tell("verify: every call")
         if tagged.by_value:
-            sides.find_calls_by_value(inputs, changed)
+            sides = sides.with_calls_by_value(inputs, changed)
             tagged = sides.tagged
         chosen = tagged.select(*modules).calls if modules else (tagged.top,)
-        compared = sides.compare(inputs, changed)
+        sides, compared = sides.compared(inputs, changed)
         run = AsRun([])
         if weights is None:
             tell("verify: the outputs in ONNX Runtime")
             run = sides.as_run(inputs, provider, sides.returned(inputs))
+            notes += sides.runs.note_on_fused(inputs)
         varied = Others()
         if others and weights is None and compared.agrees and tagged.cut is None:
             tell("verify: other inputs")
@@ -146,7 +145,7 @@ def verify(
             perturbed=bool(changed),
             selected=bool(modules),
             cause=run.cause,
-            notes=[*sides.notes, *run.notes, *saturation_notes(tagged.nodes, tagged.path)],
+            notes=[*sides.notes, *notes, *run.notes, *saturation_notes(tagged.nodes, tagged.path)],
         )
 
 
@@ -213,7 +212,7 @@ def record_reference(
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
-    sides = Sides.of(model, inputs, tagged, weights)
+    sides = Sides.of(ModelRuns(model, weights), inputs, tagged)
     trace = sides.trace(inputs, {})
     target = reference_path(tagged.path)
     write_reference(
