@@ -21,7 +21,7 @@ import pytest
 
 from exports import Exporter
 from modelexport import tools
-from modelexport.errors import ToolWarning
+from modelexport.errors import ToolWarning, UsageError
 
 OTHER_PACKAGE = Path(__file__).with_name("other_package")
 
@@ -153,10 +153,49 @@ def make():
 def test_a_tool_that_cannot_be_imported_is_a_warning_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "broken-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text("[modelexport.tools]\nbroken = no_such_package:TOOL\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    _install(tmp_path, "broken", "no_such_package:TOOL", monkeypatch)
     with pytest.warns(ToolWarning, match="the tool broken"):
         assert "broken" not in {tool.name for tool in tools.installed_tools.__wrapped__()}
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("'count'", "is a str, not a modelexport.tools.Tool"),
+        ("Tool('wrong', {'count': 'my_package:count'})", "has commands that are not each a modelexport.tools.Command"),
+        ("Tool('wrong', kinds=('my_package:KIND'))", "has kinds that are not a tuple"),
+    ],
+)
+def test_what_is_not_a_tool_is_a_warning_and_left_out(
+    made: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong_tool.py").write_text(f"from modelexport.tools import Tool\nTOOL = {made}\n")
+    _install(tmp_path, "wrong", "wrong_tool:TOOL", monkeypatch)
+    monkeypatch.delitem(sys.modules, "wrong_tool", raising=False)
+    with pytest.warns(ToolWarning, match=f"the tool wrong .*{said}"):
+        assert "wrong" not in {tool.name for tool in tools.installed_tools.__wrapped__()}
+
+
+def _install(folder: Path, name: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a folder look like one in which a package with an entry point is installed."""
+    facts = folder / f"{name}-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[modelexport.tools]\n{name} = {entry}\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_a_command_of_another_package_has_a_heading_of_its_own_and_its_faults_are_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from modelexport.cli import command_list, command_parsers
+
+    def undeclared(file: Path) -> None: ...
+
+    monkeypatch.setitem(command_list.COMMANDS, "weigh", tools.Command("weights", "nowhere:weigh", "weigh a file"))
+    assert "\n\nWeights\n  weigh           weigh a file\n" in command_list.overview()
+    assert "\n  weights  weigh\n" in command_list.introduction()
+    with pytest.raises(UsageError, match=r"the command weigh \(nowhere:weigh\) cannot be used: ModuleNotFoundError"):
+        command_parsers.load_command("weigh")
+    with pytest.raises(TypeError, match=r"file of .*undeclared is not declared"):
+        command_parsers.with_declared_options(undeclared)

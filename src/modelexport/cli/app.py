@@ -52,7 +52,7 @@ def main() -> None:
     fix_hash_seed([name for name, command in COMMANDS.items() if command.runs_model])
     if _is_program():
         faulthandler.enable()  # says where compiled code, such as the runtime of a device, ended the process
-    warnings.formatwarning = _on_one_line
+    warnings.formatwarning = _warning_line
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # NumPy's, about overflow: comparisons count NaN
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
@@ -187,12 +187,12 @@ def _commands_with(parameter: str, group: Any) -> list[str]:
     ]
 
 
-def _on_one_line(
+def _warning_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Our own warnings as the command line says everything; others as Python does."""
     if issubclass(category, errors.ModelExportWarning):
-        return f"modelexport: warning: {message}\n"
+        return f"modelexport: warning: {' '.join(str(message).splitlines())}\n"
     return _formatted(message, category, filename, lineno, line)
 
 

@@ -51,14 +51,14 @@ _OPTIONS = (
 
 def introduction() -> str:
     """What ``modelexport`` alone shows: three examples, and the names of the commands."""
-    rows = [f"  {group:<8} {', '.join(_names(group))}" for group in _GROUPS]
+    rows = [f"  {group:<8} {', '.join(_names(group))}" for group in _groups()]
     return "\n".join([*_beginning(), "", *rows, "", "`modelexport --help` says what each command does."])
 
 
 def overview() -> str:
     """The page that ``modelexport --help`` shows."""
     lines = _beginning()
-    for group, title in _GROUPS.items():
+    for group, title in _groups().items():
         lines += ["", title, *(f"  {name:<16}{COMMANDS[name].help}" for name in _names(group))]
     lines += ["", "Options", *(f"  {name:<22}{what}" for name, what in _OPTIONS)]
     return "\n".join(lines)
@@ -69,6 +69,11 @@ def _beginning() -> list[str]:
     for example, what in _EXAMPLES:
         lines += [f"  {example}", f"      {what}"]
     return lines
+
+
+def _groups() -> dict[str, str]:
+    """Our groups with their headings, and those that only packages of others have."""
+    return _GROUPS | {one.group: one.group.capitalize() for one in COMMANDS.values() if one.group not in _GROUPS}
 
 
 def _names(group: str) -> list[str]:

@@ -23,7 +23,10 @@ from typer.core import TyperCommand, TyperGroup
 from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.overwrite_guard import FOLLOW, MARKS, Read, Written, guarded
 from modelexport.core.declared_options import Declared, declared, heading
+from modelexport.core.missing_extras import missing_extra
+from modelexport.core.text import error_line
 from modelexport.core.version import __version__
+from modelexport.errors import UsageError
 
 _OFF = "no_"
 
@@ -42,6 +45,9 @@ def with_declared_options(command: Callable[..., None]) -> Callable[..., None]:
         elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[name] = kind() if default is parameter.empty else default
             parameters += _typer_parameters(groups[name])
+        else:
+            where = f"{command.__module__}:{command.__name__}"
+            raise TypeError(f"{name} of {where} is not declared: give it option() of modelexport.core.declared_options")
 
     named = ((parameter.name, mark) for parameter in parameters for mark in get_args(parameter.annotation)[1:])
     marks = {name: mark for name, mark in named if isinstance(mark, Read | Written)}
@@ -118,10 +124,19 @@ def _value_of_option(name: str, default: Any, values: Mapping[str, Any]) -> Any:
 
 
 def load_command(name: str) -> Callable[..., None]:
-    """The function of a command, as the command line calls it."""
-    module, _, function = COMMANDS[name].function.partition(":")
-    command: Callable[..., None] = with_declared_options(getattr(importlib.import_module(module), function))
-    return command
+    """The function of a command, as the command line calls it.
+
+    Raises:
+        UsageError: It is of another package, whose code cannot give it.
+    """
+    place = COMMANDS[name].function
+    module, _, function = place.partition(":")
+    try:
+        return with_declared_options(getattr(importlib.import_module(module), function))
+    except Exception as error:  # code of another package; if a library is missing, our own line names it
+        if module.startswith("modelexport.") or (isinstance(error, ImportError) and missing_extra(error)):
+            raise
+        raise UsageError(f"the command {name} ({place}) cannot be used: {error_line(error)}") from error
 
 
 class GroupedCommand(TyperCommand):

@@ -24,9 +24,12 @@ class Command(NamedTuple):
     """A command, before its code is imported."""
 
     group: str
-    """The heading of ``modelexport --help`` under which it stands: export, look, check, change or package."""
+    """The heading of ``modelexport --help`` under which it stands: export, look, check, change or package; any other
+    text is a heading of its own, after these."""
     function: str
-    """Where it is: ``package.module:function``."""
+    """Where it is: ``package.module:function``. Each of its parameters is declared by ``argument()`` or ``option()`` of
+    :mod:`modelexport.core.declared_options`; those that commands share are in
+    :mod:`modelexport.terminal.shared_options`."""
     help: str
     runs_model: bool = False
     """Whether it may run a model."""
@@ -108,7 +111,8 @@ TOOLS = (
 def installed_tools() -> tuple[Tool, ...]:
     """The tools of this package whose folders are there, then those that other packages add.
 
-    A tool of another package that cannot be imported, or is not a :class:`Tool`, is left out: a warning says so.
+    A tool of another package that cannot be imported, or is not a :class:`Tool` of commands and kinds, is left out: a
+    warning says so.
     """
     folders = {tool.name for tool in TOOLS if (Path(__file__).parent / tool.name / "__init__.py").is_file()}
     here = [tool for tool in TOOLS if folders.issuperset((tool.name, *tool.needs))]
@@ -122,10 +126,20 @@ def _tools_of_others() -> Iterator[Tool]:
         except Exception as error:  # code of another package, which must not end our commands
             _warn(f"the tool {entry.name} ({entry.value}) cannot be imported: {type(error).__name__}: {error}")
             continue
-        if isinstance(tool, Tool):
-            yield tool
+        if problem := _wrong_in(tool):
+            _warn(f"the tool {entry.name} ({entry.value}) {problem}")
         else:
-            _warn(f"the tool {entry.name} ({entry.value}) is a {type(tool).__name__}, not a modelexport.tools.Tool")
+            yield tool
+
+
+def _wrong_in(tool: object) -> str:
+    """Why this is not a tool; empty if it is one."""
+    if not isinstance(tool, Tool):
+        return f"is a {type(tool).__name__}, not a modelexport.tools.Tool"
+    are_commands = isinstance(tool.commands, Mapping) and all(isinstance(it, Command) for it in tool.commands.values())
+    if not are_commands:
+        return "has commands that are not each a modelexport.tools.Command by its name"
+    return "" if isinstance(tool.kinds, tuple) else "has kinds that are not a tuple, which a comma makes of one kind"
 
 
 def _warn(problem: str) -> None:
