@@ -9,7 +9,7 @@ import msgspec
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.stated_conditions import stated_unchecked
+from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.graph.size_conditions import broken, stated_with_line
 from modelexport.pytorch.inputs.axes_of_one import Axis, axes_that_exclude
 from modelexport.pytorch.inputs.other_sizes import inputs_of_file, symbol_sizes, symbols_by_input

@@ -20,7 +20,7 @@ from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames
 from modelexport.exporting.size_decisions import SizesFound, find_sizes
-from modelexport.exporting.stated_conditions import stated_unchecked
+from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.format import documents
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.runtime.checked_writing import beside

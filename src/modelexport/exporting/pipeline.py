@@ -28,7 +28,7 @@ from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
-from modelexport.exporting.stated_conditions import stated_unchecked
+from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
 from modelexport.format import documents

@@ -25,7 +25,7 @@ from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.device_text import format_device
 from modelexport.tools.devices.fixes import find_fix
 from modelexport.tools.devices.judged_pieces import judge
-from modelexport.tools.devices.part_runs import PartRuns
+from modelexport.tools.devices.piece_runs import PieceRuns
 from modelexport.tools.devices.pieces import PieceCutter
 from modelexport.tools.devices.wrong_spans import smallest_span
 from spoiled_device import SpoiledDevice, is_fused, is_operator
@@ -196,10 +196,10 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
     (tmp_path / "runner.py").write_text(RUNNER)
     tagged = load(file)
     pieces = PieceCutter(tagged, {"x": np.ones((1, 5, 8), np.float32)})
-    with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
+    with PieceRuns(find_device("cpu"), limit=60, keep=True) as runs:
         assert runs.run(pieces.whole()).error < 1e-5
     monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
-    with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
+    with PieceRuns(find_device("cpu"), limit=60, keep=True) as runs:
         parts = {name: pieces.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
         assert runs.run(pieces.whole()).status == "ran"
         assert runs.measured == 0, "the result of the first run was kept"

@@ -21,7 +21,7 @@ from modelexport.tagged.file import read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.fixes import find_fix
-from modelexport.tools.devices.part_runs import PartRuns
+from modelexport.tools.devices.piece_runs import PieceRuns
 from modelexport.tools.quantize.quantize import check_quantized_writable
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
@@ -68,7 +68,7 @@ def verify_on_device(
         check_quantized_writable(fix, tagged.path)
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
-    with PartRuns(on, limit=limit, keep=keep) as runs:
+    with PieceRuns(on, limit=limit, keep=keep) as runs:
         report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=progress)
         if fix is None or report.agrees:
             return report

@@ -15,7 +15,7 @@ from modelexport.runtime.part_process import LIMIT
 from modelexport.tables.columns import Column, Kind
 from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged
-from modelexport.tools.devices.part_runs import PartRuns
+from modelexport.tools.devices.piece_runs import PieceRuns
 from modelexport.tools.devices.pieces import PieceCutter
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 
@@ -41,7 +41,7 @@ def time_calls_alone(
     tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     pieces, on = PieceCutter(tagged, feeds), find_device(device)
-    with PartRuns(on, limit=LIMIT, keep=True) as runs:
+    with PieceRuns(on, limit=LIMIT, keep=True) as runs:
         for traced in with_progress(tagged.calls.calls):
             tell(str(traced.call))
             try:

@@ -215,13 +215,13 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
     """
     copy = copy_of(model)
     pieces = PieceInserter(copy)
-    for method, nodes in _parts(copy, assignment):
+    for method, nodes in _nodes_by_method(copy, assignment):
         pieces.put(nodes, apply_method(cut_piece(copy, nodes), method, ranges))
     copy.graph.sort()
     return copy
 
 
-def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[ir.Node]]]:
+def _nodes_by_method(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[ir.Node]]]:
     """The nodes that are given to a library together, with their method.
 
     Nodes that share a weight are, so that it is quantized once. A method that takes every node gets all of its nodes at

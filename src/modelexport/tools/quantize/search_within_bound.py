@@ -173,7 +173,7 @@ def search(
     if len(feeds := given_runs(tagged, data, processor)) < 2:
         raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
-    units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
+    units, kept = _chosen_and_kept(tagged, find_units(tagged, methods), list(keep), list(only))
     with stages("quantize every module by every method"):
         switched = open_switched(tagged, units, methods, choosing, output_name, device)
     with switched:
@@ -273,7 +273,7 @@ def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Rec
     )
 
 
-def _split(
+def _chosen_and_kept(
     tagged: TaggedFile, units: Sequence[Unit], keep: Sequence[str], only: Sequence[str]
 ) -> tuple[list[Unit], list[Unit]]:
     """The units that may change, and those that selectors keep."""

@@ -9,7 +9,7 @@ from modelexport.runtime.part_process import PartProcess, PartResult, write_part
 from modelexport.tools.devices.pieces import Piece
 
 
-class PartRuns(PartProcess):
+class PieceRuns(PartProcess):
     """A device that pieces run on, each in a folder that is removed again."""
 
     runs_any_span = True
