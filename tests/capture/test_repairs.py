@@ -91,6 +91,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (MIXED,),
     ),
     "indices of 32 bits": (lambda t, x, i: (x[:, i], x[i, :, i], t[i.long(), i], t[i]), (A, IDS[:2].int() % 2)),
+    "written at indices of 32 bits": (
+        lambda t, x, i: (_assigned(x.clone(), i, x[:1]), t.index_put((i,), t[:1], accumulate=True)),
+        (A, IDS[:2].int() % 2),
+    ),
     "different elements": (lambda t, x: x.unique(return_counts=True, return_inverse=True), (IDS.int(),)),
     "written by a mask": (
         lambda t, x: (
@@ -103,16 +107,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         ),
         (A,),
     ),
-    "the largest of what is padded": (lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 2), (A,)),
+    "the largest of what is padded": (lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 2), (A[None],)),
     "the largest of what is padded with a number": (
         lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1), value=0.0), 3, 2),
-        (A,),
+        (A[None],),
     ),
 }
 
 
-def _assigned(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    x[mask] = values
+def _assigned(x: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    x[places] = values
     return x
 
 
