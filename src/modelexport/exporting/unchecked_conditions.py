@@ -1,4 +1,4 @@
-"""The conditions of sizes that a file states if it is not run."""
+"""The conditions of sizes that a file states before it is run or if it is not; ``settled_conditions.py`` has others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operators of layers, quantized and of ONNX Runtime, as expressions of torch; see ``tensor_operators.py``."""
+"""Operators of layers, quantized and of ONNX Runtime, as expressions of torch, and the table of all operators.
+
+How to add one is in ``tensor_operators.py``.
+"""
 
 from __future__ import annotations
 
