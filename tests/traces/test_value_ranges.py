@@ -14,7 +14,7 @@ from onnx.helper import make_node
 
 from exports import Exporter
 from modelexport.tagged.file import read_tagged
-from modelexport.traces.value_ranges import BFLOAT16, ValueRanges, measure_values
+from modelexport.traces.value_ranges import BFLOAT16, ValueRange, ValueRanges, measure_values
 
 BLOCKS = 5
 Plant = Callable[[str], list[NodeProto]]
@@ -215,3 +215,13 @@ def test_elements_are_counted_by_powers_of_two(tmp_path: Path) -> None:
     numbers = next(numbers for value, numbers in found.ranges.items() if value.name == "x")
     assert dict(numbers.powers) == {1: 2, 2: 2, 3: 1}
     assert numbers.zeros == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reach"),
+    [([3.0, float(np.finfo(np.float32).min)], 3.0), ([3.0, -1e5], 1e5), ([-1e5], 1e5), ([np.inf, 2.0], 2.0)],
+)
+def test_the_lowest_number_of_float32_by_which_a_mask_hides_needs_no_room(numbers: list[float], reach: float) -> None:
+    found = ValueRange()
+    found.add(np.array(numbers, np.float32), 0)
+    assert found.reach == reach

@@ -14,20 +14,27 @@ from modelexport.format.dtypes import LARGEST_FLOAT16
 _QUANTIZERS = re.compile("uantizeLinear|QLinear")
 
 
-def beyond(numbers: np.ndarray, largest: float) -> bool:
-    """Whether finite numbers do not fit a range.
+def reach(numbers: np.ndarray, *, of_weights: bool = True) -> float:
+    """The largest size of finite numbers that float16 has to hold, 0 if there are none.
 
-    The number by which a mask hides is none of them: the lowest one of the range hides too.
+    The number by which a mask hides is none of them: the lowest one of float16 hides too. It is the lowest number of
+    float32 or, in weights, another that is below the range beside one of what is seen.
     """
-    outside = numbers[np.isfinite(numbers) & (np.abs(numbers) > largest)]
-    return outside.size > 0 and not _hides(numbers, outside)
+    finite = numbers[np.isfinite(numbers)]
+    sizes = np.abs(finite)
+    if not sizes.size or sizes.max() <= LARGEST_FLOAT16:
+        return float(sizes.max(initial=0))
+    outside = finite[sizes > LARGEST_FLOAT16]
+    return float(
+        sizes.max(initial=0, where=sizes <= LARGEST_FLOAT16) if _hides(numbers, outside, of_weights) else sizes.max()
+    )
 
 
-def _hides(numbers: np.ndarray, outside: np.ndarray) -> bool:
-    """Whether numbers beyond a range are those of a mask: one that is below it, and one of what is seen, if any."""
+def _hides(numbers: np.ndarray, outside: np.ndarray, of_weights: bool) -> bool:
+    """Whether numbers beyond the range are those of a mask."""
     lowest = outside.min()
     is_only = lowest < 0 and bool((outside == lowest).all())
-    return is_only and (lowest == np.finfo(np.float32).min or np.unique(numbers).size <= 2)
+    return is_only and bool(lowest == np.finfo(np.float32).min or (of_weights and np.unique(numbers).size <= 2))
 
 
 def in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,7 +50,7 @@ def in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
     for graph in serialized_graphs(model):
         _hold_constants(graph)
         large = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT
-                 and beyond(numpy_helper.to_array(tensor), LARGEST_FLOAT16)}  # fmt: skip
+                 and reach(numpy_helper.to_array(tensor)) > LARGEST_FLOAT16}  # fmt: skip
         for node in graph.node:
             if large.intersection(node.input) or _QUANTIZERS.search(node.op_type):
                 node.name = node.name or f"{node.op_type} of {node.output[0]}"
@@ -71,7 +78,7 @@ def _hold_constants(graph: onnx.GraphProto) -> None:
         if attribute.name in ("value_float", "value_floats"):
             numbers = np.array(helper.get_attribute_value(attribute), np.float32)
             attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(numbers)))
-        if attribute.t.data_type == TensorProto.FLOAT and beyond(numpy_helper.to_array(attribute.t), LARGEST_FLOAT16):
+        if attribute.t.data_type == TensorProto.FLOAT and reach(numpy_helper.to_array(attribute.t)) > LARGEST_FLOAT16:
             graph.initializer.append(attribute.t)
             graph.initializer[-1].name = node.output[0]
             graph.node.remove(node)

@@ -20,6 +20,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
+from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_run import FileRun
 
@@ -44,6 +45,8 @@ class ValueRange:
     infinite: int = 0
     lost: int = 0
     """How many elements are not zero, and are zero in float16."""
+    reach: float = 0.0
+    """The largest size that another type has to hold: not the number by which a mask hides."""
     sizes: float = 0.0
     """The sum of the sizes of the finite elements."""
     powers: Counter[int] = field(default_factory=Counter)
@@ -64,6 +67,7 @@ class ValueRange:
             self.smallest, self.smallest_run = least, run
         if most > self.largest:
             self.largest, self.largest_run = most, run
+        self.reach = max(self.reach, reach(finite, of_weights=False))
         some = sizes[sizes > 0]
         self.zeros += finite.size - some.size
         self.lost += int((some <= FLOAT16_ROUNDS_TO_ZERO).sum())

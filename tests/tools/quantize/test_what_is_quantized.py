@@ -197,6 +197,25 @@ def test_a_constant_with_tags_as_attributes_is_converted_to_half_precision() -> 
     assert numpy_helper.to_array(tensor).tolist() == [1.5, 2.0]
 
 
+def test_values_beyond_half_precision_in_the_data_stay_in_float32(tmp_path: Path) -> None:
+    file = adopted(
+        tmp_path,
+        [
+            helper.make_node("Mul", ["x", "large"], ["a"], "/up/Mul"),
+            helper.make_node("Div", ["a", "large"], ["b"], "/down/Div"),
+            helper.make_node("Mul", ["b", "two"], ["y"], "/twice/Mul"),
+        ],
+        {"large": np.array(6e4, np.float32), "two": np.array(2, np.float32)},
+    )
+    data = {"x": np.full((1, 4, 32), 3, np.float32)}
+    result = modelexport.quantize(file, tmp_path / "h.onnx", to="float16", data=[data])
+    assert (result.methods, [line.partition(",")[0] for line in result.joined]) == (
+        {"float16": 1},
+        ["up: /up/Mul has values up to 180", "down: /down/Div has values up to 180"],
+    )
+    assert distance(outputs(tmp_path / "h.onnx", data), outputs(file, data)) < 0.01
+
+
 def test_numbers_beyond_half_precision_stay_in_float32_and_masks_hide(tmp_path: Path) -> None:
     variance = np.array([1e7] * 4, np.float32)
     mask = np.array([[0, -1e9] * 16] * 4, np.float32)

@@ -174,7 +174,7 @@ def _figures(ranges: list[ValueRange]) -> dict[str, Figure]:
         columns.SIZES.name: float(sum(each.sizes for each in ranges)),
     }
     if counted:
-        size = max(each.size for each in ranges)
+        size = max(each.reach for each in ranges)
         figures |= {
             columns.LARGEST.name: max(each.largest for each in ranges),
             columns.SMALLEST.name: min(each.smallest for each in ranges),

@@ -34,7 +34,15 @@ from modelexport.tools.quantize.changes_for_devices import apply_changes
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 from modelexport.tools.quantize.methods import Method, apply_method
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
-from modelexport.tools.quantize.recipes import CHANGES, Assignment, can_quantize, chosen_recipe, is_quantized, resolve
+from modelexport.tools.quantize.recipes import (
+    CHANGES,
+    Assignment,
+    can_quantize,
+    chosen_recipe,
+    is_quantized,
+    resolve,
+    within_range,
+)
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
 
@@ -162,6 +170,8 @@ def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = No
         FileFormatError: A weights file is missing or has changed.
     """
     resolved = resolve(recipe, prepared(tagged))
+    if data:
+        resolved = within_range(resolved, tagged, data)
     measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
     if measured and not data:
         raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -14,10 +16,11 @@ from modelexport.files.recipe_files import Recipe, Rule, read_recipe
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.regions.cut_pieces import weight_behind, weights_behind
-from modelexport.runtime.half_precision import beyond
+from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import WEIGHTS, find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
+from modelexport.traces.value_ranges import measure_values
 
 CHANGES: Mapping[str, str] = {
     "uint8": "with weights as uint8 instead of int8, whose products no processor saturates",
@@ -139,6 +142,33 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
     return Resolved(assignment, joined, tops)
 
 
+def within_range(resolved: Resolved, tagged: TaggedFile, data: Iterable[Mapping[str, Any]]) -> Resolved:
+    """The same without the nodes that take or give values beyond the range of their method's numbers.
+
+    Args:
+        data: Inputs of runs, the first of which are looked at.
+    """
+    if all(method.row.largest is None for method in resolved.assignment.values()):
+        return resolved
+    ranges = measure_values(tagged, itertools.islice(data, _RUNS)).ranges
+    assignment, kept = dict(resolved.assignment), list(resolved.joined)
+    for node in tagged.model.graph:
+        method = assignment.get(node.name or "")
+        largest = None if method is None else method.row.largest
+        looked_at = (value for value in (*node.inputs, *node.outputs) if value is not None and value in ranges)
+        reached = max((ranges[value].reach for value in looked_at), default=0.0)
+        if largest is not None and reached > largest:
+            del assignment[node.name or ""]
+            owner = owner_of(node)
+            calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
+            kept.append(f"{calls}: {node.name} has values up to {reached:,.0f}, beyond {method}: it stays in float32")
+    return msgspec.structs.replace(resolved, assignment=assignment, joined=kept)
+
+
+_RUNS = 8
+"""The most runs that are looked at: each computes all values node by node."""
+
+
 def is_quantized(node: ir.Node) -> bool:
     """Whether a node is quantized already, and is left alone.
 
@@ -184,6 +214,6 @@ def exceeds_range(method: Method, node: ir.Node) -> bool:
         tensor = ir.convenience.get_const_tensor(weight)
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
-        if beyond(tensor.numpy(), largest):
+        if reach(tensor.numpy()) > largest:
             return True
     return False
