@@ -152,7 +152,7 @@ def sizes_against(condition: SizeCondition, sizes: Sizes) -> Iterator[dict[str, 
 
 def side_of(condition: SizeCondition, sizes: Sizes) -> tuple[int, ...]:
     """The order of the terms of each comparison in a condition, for sizes: -1, 0 or 1."""
-    return tuple(int(np.sign(difference.holds(sizes))) for difference in _differences(condition.formula))
+    return tuple(int(np.sign(int(difference.holds(sizes)))) for difference in _differences(condition.formula))
 
 
 def sizes_within(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str) -> list[dict[str, int]]:

@@ -32,9 +32,17 @@ TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
 STEPWISE = frozenset({*TOKENS, "attention_mask", "position_ids", CACHE_POSITION})
 """Inputs to which the loop gives other values in each step."""
 _PAST_AXIS = 2
+IMAGE_SIZES = ("image_grid_thw",)
+"""Inputs with the sizes of images in patches, ``[images, 3]``: a package that has one takes images of any size."""
+PATCHES = "patches"
 BATCH, SEQUENCE, PAST_SEQUENCE = "batch", "sequence", "past_sequence"
 """The axes of inputs: rows, new tokens, and the tokens that a cache has."""
-_DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+}
 
 
 def generation_of(parts: Mapping[str, Hierarchy], rows: Rows, restart_after: int) -> Generation | None:
@@ -220,7 +228,7 @@ class Generator(TokenLoop):
         Raises:
             UsageError: An input is missing, or ONNX Runtime does not run the part.
         """
-        wanted = self._inputs[part]
+        wanted, values = self._inputs[part], {**self._without_images(part, values), **values}
         if missing := [name for name in wanted if name not in values]:
             raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
         taken = {name: values[name] for name in wanted}
@@ -238,8 +246,21 @@ class Generator(TokenLoop):
             }
         return {self.how.state.get(name, name): array for name, array in outputs.items()}
 
+    def _without_images(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs of a part for images, without rows, if a prompt has none."""
+        of_images = self._inputs[part].keys() - {self.how.tokens, self.how.mask}
+        if not self.how.embedding or part not in self.how.before or of_images & values.keys():
+            return {}
+        ports = (self._inputs[part][name] for name in of_images)
+        return {
+            port.name: np.zeros([0, *(n if isinstance(n, int) else 0 for n in port.shape[1:])], _DTYPES[port.type])
+            for port in ports
+        }
+
     def _shares(self, part: str, taken: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What an encoder gets in each run: one that takes a fixed number of rows runs once for each that many."""
+        if not all(map(len, taken.values())):  # a prompt without an image
+            return []
         rows = {name: value.shape[0] for name, value in self._inputs[part].items() if isinstance(value.shape[0], int)}
         times = {len(taken[name]) / count for name, count in rows.items()}
         if not times or times == {1}:

@@ -17,7 +17,16 @@ import onnx_ir as ir
 from modelexport.core.text import plural, suggest
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
+from modelexport.packages.generation_loop import (
+    BATCH,
+    ENCODERS,
+    IMAGE_SIZES,
+    PAST_SEQUENCE,
+    PATCHES,
+    SEQUENCE,
+    TOKENS,
+    Generator,
+)
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.fitted_inputs import check_names
 from modelexport.runtime.input_files import read_feeds
@@ -34,6 +43,8 @@ from modelexport.traces.inputs_and_example_sizes import random_feeds, sizes_of_o
 PREFILL, DECODE = "prefill", "decode"
 _PROMPT = 32
 """Tokens of a prompt whose length is not given."""
+_IMAGE = (1, 8, 8)
+"""The size of an image in patches, for a part that takes any: whole blocks of patches that become one token."""
 _IDS = 4096
 """How many tokens are embedded at once."""
 
@@ -95,7 +106,11 @@ def _prompts(
             shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
             rows = {str(shape[0]) for shape in shapes}
             axes = {symbol: sizes.get(symbol, batch if symbol in rows else _PROMPT) for symbol in _open(encoder)}
-            drawn = random_feeds(encoder, encoder.path, axes, known=user_inputs, provider=provider, seed=seed)
+            taken = {value.name for value in encoder.model.graph.inputs}
+            known = {name: np.array([_IMAGE] * batch) for name in IMAGE_SIZES if name in taken} | dict(user_inputs)
+            if known.keys() & {*IMAGE_SIZES}:
+                axes[PATCHES] = sum(int(np.prod(each)) for name in IMAGE_SIZES for each in known.get(name, ()))
+            drawn = random_feeds(encoder, encoder.path, axes, known=known, provider=provider, seed=seed)
             times = batch if all(isinstance(shape[0], int) for shape in shapes) else 1
             encoded |= {name: np.concatenate([array] * times) for name, array in drawn.items()}
     places: list[int] = []

@@ -198,11 +198,14 @@ def _export_each(
     constants = [input_name for input_name in options.capture.constants if input_name not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
+    taken = {input_name for part in parts for input_name in part.inputs}
     for part in with_progress(parts):
         own_stages = stages.within(part.name)
+        # A part without an argument that another part has keeps no constant for it.
+        own = [input_name for input_name in constants if input_name in part.inputs or input_name not in taken]
         keywords: Keywords = {
             "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else kind.name_values,
-            "constants": [*constants, *part.constants],
+            "constants": [*own, *part.constants],
             "dynamic": not part.constants,  # what depends on the values of constants has their sizes
             "weights": "link",
             "source": shared[part.name],

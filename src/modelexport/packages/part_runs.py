@@ -17,6 +17,7 @@ from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.inputs.other_sizes import resized
+from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
 from modelexport.pytorch.nested_tensors import as_array, copied, tensors_in
 from modelexport.runtime.sessions import input_names, open_session, run_session
 from modelexport.traces.array_differences import Difference, compare_arrays
@@ -90,7 +91,7 @@ def compare_chain(parts: Sequence[ModelPart], files: Mapping[str, Path]) -> Iter
     for part in parts:
         session = open_session(files[part.name], optimized=True)
         names = input_names(session)
-        feeds = under_names(part.inputs, names) | {name: computed[name] for name in names if name in part.taken}
+        feeds = _feeds(part, part.inputs, names) | {name: computed[name] for name in names if name in part.taken}
         results = run_session(session, feeds)
         yield PartRun(part=part.name, step=0, sequence="example", outputs=_compared(_right(part, part.inputs), results))
         computed |= results
@@ -109,7 +110,7 @@ def compare_steps(part: ModelPart, state: Mapping[str, str], file: Path) -> Iter
     sequences = {"example": part.inputs} | ({"another length": longer} if longer is not part.inputs else {})
     for name, first in sequences.items():
         inputs: Any = first
-        feeds = under_names(inputs, names)
+        feeds = _feeds(part, inputs, names)
         for step in range(_STEPS):
             try:
                 right = _right(part, inputs)
@@ -122,7 +123,12 @@ def compare_steps(part: ModelPart, state: Mapping[str, str], file: Path) -> Iter
             computed = {_plain(name): tensor for name, tensor in right.items()}
             new = {_plain(state[output]): computed[_plain(output)] for output in state if _plain(output) in computed}
             inputs = _next_inputs(first, new, step)
-            feeds = under_names(inputs, names) | {state[output]: results[output] for output in state}
+            feeds = _feeds(part, inputs, names) | {state[output]: results[output] for output in state}
+
+
+def _feeds(part: ModelPart, inputs: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The arrays that a file takes: inputs, and what an exporter computes ahead from them."""
+    return under_names(prepare_inputs(part.model, inputs).inputs, names)
 
 
 def _right(part: ModelPart, inputs: Any) -> dict[str, torch.Tensor]:

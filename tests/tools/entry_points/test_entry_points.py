@@ -298,6 +298,11 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], str]] = {
         {"a": Part(method="encode_image", inputs={"pixel_values": PIXELS}, state={"image": "pixel_values"})},
         "a does not return image: it returns a",
     ),
+    "a state of an input that is not there": (
+        {"a": Part(method="encode_image", inputs={"pixel_values": PIXELS}, state={"a": "memory"})},
+        "a does not take memory: it returns a",
+    ),
+    "a name that leads out of the folder": ({"../a": "encode_image"}, r"a part cannot be named '../a'"),
     "no part": ({}, "no part is named"),
 }
 
@@ -322,6 +327,7 @@ COMMANDS = {
     "a part without a method": (["--part", "a"], "--part a: write NAME=VALUE"),
     "a kind as well": (["--part", "a=encode", "--parts", "whole"], "--parts finds parts, and --part names them"),
     "two parts of one name": (["--part", "a=encode", "--part", "a=decode"], "two parts have one name"),
+    "a cache of a fixed size": (["--part", "a=encode", "--static-cache", "8"], "are for a model that generates"),
     "a file": (["--part", "a=encode", "-o", "x.onnx"], "x.onnx"),
 }
 

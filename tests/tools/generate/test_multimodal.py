@@ -12,19 +12,22 @@ import pytest
 import torch
 import transformers
 from test_packages import generated_by_genai
+from transformers import vision_utils
 
 import decoders
 import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
+from modelexport.exporting.options import PackageOptions
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.measured_parts import profile_parts
 from modelexport.packages.model_parts import with_weights
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
+from modelexport.tools.generate import image_sizes
 from modelexport.tools.generate.generation_parts import generation_forms
 from modelexport.tools.generate.greedy_reference import first_difference, generate_greedily
-from modelexport.tools.generate.multimodal import encode, find_modality, merge, undivided
+from modelexport.tools.generate.multimodal import encode, find_modality, merge, undivided, with_any_size
 from modelexport.tools.generate.prompts import example_of, example_prompts
 
 IMAGE = 60
@@ -146,18 +149,34 @@ def test_a_package_takes_any_number_of_tiles(tmp_path: Path) -> None:
         assert found[ids.shape[1] :] == np.stack(expected.tokens, 1)[0].tolist()
 
 
+def qwen_2_5() -> Any:
+    """Its patches attend to those of their window."""
+    torch.manual_seed(0)
+    rotation = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "patch_size": 4}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": rotation},
+        vision_config={**vision, "window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 32},
+        image_token_id=IMAGE,
+        video_token_id=61,
+        vision_start_token_id=58,
+        vision_end_token_id=59,
+    )
+    return scaled(transformers.Qwen2_5_VLForConditionalGeneration(config))
+
+
 def qwen_3() -> Any:
     """Its decoder gets features of images in several layers."""
     torch.manual_seed(0)
     rotation = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-    vision = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "patch_size": 4}
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "patch_size": 4}
     config = transformers.Qwen3VLConfig(
         text_config={**TEXT, "head_dim": 8, "rope_parameters": rotation},
         vision_config={
             **vision,
             "out_hidden_size": 32,
             "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0],
+            "deepstack_visual_indexes": [0, 1],
         },
         image_token_id=IMAGE,
         video_token_id=61,
@@ -167,8 +186,28 @@ def qwen_3() -> Any:
     return scaled(transformers.Qwen3VLForConditionalGeneration(config))
 
 
+def test_features_of_layers_are_inputs_of_the_decoder_at_every_token() -> None:
+    model = qwen_3()
+    modality = find_modality(model, example_of(model))
+    assert modality is not None and modality.layers is not None
+    assert modality.layers.decoder == "model.language_model"
+    assert list(modality.layers.tables.values()) == [".deepstack_features.0", ".deepstack_features.1"]
+    _, embedding, positions, step = next(generation_forms(model))
+    assert {*positions.inputs} == {"input_ids", "attention_mask", "image_grid_thw"}
+    assert {*embedding.inputs} == {"input_ids", "image_features", "image_features_0", "image_features_1"}
+    assert step.inputs["inputs_embeds_1"].shape == step.inputs["inputs_embeds"].shape
+    with pytest.raises(InputsError, match="leave out --static-cache and --separate-prefill"):
+        next(generation_forms(model, PackageOptions(separate_prefill=True)))
+
+
 def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_for_text() -> None:
     model = qwen_3()
+
+    def doubled(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        features = kwargs.get("deepstack_visual_embeds")
+        return args, kwargs | {"deepstack_visual_embeds": features and [feature * 2 for feature in features]}
+
+    model.model.language_model.register_forward_pre_hook(doubled, with_kwargs=True)
     with pytest.raises(CaptureError, match=r"Qwen3VLForConditionalGeneration takes images.* depends on the places"):
         find_modality(model, example_of(model))
     (part,) = next(generation_forms(model))
@@ -178,24 +217,40 @@ def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_fo
         next(generation_forms(model, user_inputs={"image_grid_thw": torch.tensor([[1, 4, 4]])}))
 
 
-@pytest.mark.parametrize("grid", [(1, 4, 4), (1, 4, 8), (1, 6, 2)])
-def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]) -> None:
-    model = qwen()
-    sizes = torch.tensor([grid])
-    modality = find_modality(model, example_of(model, {"image_grid_thw": sizes}))
-    assert modality is not None
-    assert modality.positions is not None
+def test_what_follows_from_sizes_of_images_is_computed_as_transformers_does() -> None:
+    sizes = torch.tensor([[1, 4, 6], [2, 6, 4], [1, 14, 10]])
+    patches, ends = int(sizes.prod(-1).sum()), torch.unique_consecutive
+    positions = image_sizes.FUNCTIONS["get_vision_position_ids"](patches, sizes, 2, include_temporal=True)
+    assert torch.equal(positions, vision_utils.get_vision_position_ids(sizes, 2, include_temporal=True))
+    order, windows = image_sizes.FUNCTIONS["get_vision_window_index"](patches, sizes, 2, 16, 4)
+    right, right_windows = vision_utils.get_vision_window_index(sizes, 2, 16, 4)
+    assert torch.equal(order, right) and torch.equal(ends(windows), right_windows)
+    for temporal in (False, True):
+        frames, _ = image_sizes.FUNCTIONS["get_vision_attention_seqlens"](patches, sizes, None, temporal)
+        assert torch.equal(ends(frames), vision_utils.get_vision_cu_seqlens(sizes, temporal))
+    name = "get_vision_interpolation_indices_and_weights"
+    found = image_sizes.FUNCTIONS[name](patches, sizes, 7, align_corners=True, spatial_merge_size=2)
+    expected = getattr(vision_utils, name)(sizes, 7, align_corners=True, spatial_merge_size=2)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("any_size", [False, True])
+def test_positions_are_counted_without_reading_values(any_size: bool) -> None:
+    model, size = qwen(), [1, 4, 8]
+    modality = find_modality(model, example_of(model, {"image_grid_thw": torch.tensor([size])}))
+    modality = with_any_size(model, modality) if any_size and modality is not None else modality
+    assert modality is not None and modality.positions is not None
     assert modality.sizes == ("image_grid_thw",)
-    tokens = grid[1] * grid[2] // 4
-    assert modality.positions.offsets.shape == (3, tokens)
     # Several images with text between them, at the beginning and at the end, in a row with padding and one without.
-    image = [IMAGE] * tokens
-    rows = [[*image, 6, *image, 7, 9, *image, 3, 2], [0, 0, 4, *image, 8, *image, 6, *image]]
-    ids = torch.tensor(rows)
+    sizes = torch.tensor([size, [1, 6, 4], [1, 2, 2], size, [1, 6, 4], size] if any_size else [size] * 6)
+    first, second, third, *others = ([IMAGE] * (int(each.prod()) // 4) for each in sizes)
+    rows = [[*first, 6, *second, 7, 9, *third, 3, 2], [4, *others[0], 8, *others[1], 6, *others[2]]]
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     mask = (ids != 0).long()
-    found = modality.positions.of_prompt(ids, mask)
+    found = modality.positions.of_prompt(ids, mask, sizes)
     right, _ = model.model.get_rope_index(
-        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=sizes.repeat(6, 1), attention_mask=mask
+        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=sizes, attention_mask=mask
     )
     assert (found == right)[:, mask.bool()].all()
 
@@ -395,31 +450,49 @@ GRID = [1, 4, 8]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "parts"),
-    [(voxtral, ["speech", "embedding", "decode"]), (qwen, ["vision", "embedding", "positions", "decode"])],
-    ids=["sound", "positions on several axes"],
+    [
+        (voxtral, ["speech", "embedding", "decode"]),
+        (qwen, ["vision", "embedding", "positions", "decode"]),
+        (qwen_2_5, ["vision", "embedding", "positions", "decode"]),
+        (qwen_3, ["vision", "embedding", "positions", "decode"]),
+    ],
+    ids=["sound", "positions on several axes", "attention in windows", "features in several layers"],
 )
 def test_other_encoders_give_pytorchs_tokens_here_and_in_genai(build: Any, parts: list[str], tmp_path: Path) -> None:
     model = build()
     model.save_pretrained(tmp_path / "model")
-    (tmp_path / "size.json").write_text(json.dumps({"image_grid_thw": {"value": [GRID]}}))
-    sizes = ["--inputs", "size.json"] if build is qwen else []
-    done = run("export", "model", "-o", "out/", *sizes, "--json", cwd=tmp_path)
+    done = run("export", "model", "-o", "out/", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [part["name"] for part in document["manifest"]["parts"]] == parts
     assert {part["coverage"]["inferred"] + part["coverage"]["untagged"] for part in document["parts"].values()} == {0}
     assert {part["check"]["status"] for part in document["parts"].values()} == {"passed"}
-    assert any("image_grid_thw is [1, 4, 8]" in note for note in document["notes"]) == (build is qwen)
-    done = run("verify", "out", "--model", "model", *sizes, "--new-tokens", "8", "--json", cwd=tmp_path)
+    done = run("verify", "out", "--model", "model", "--new-tokens", "8", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr or done.stdout
     assert json.loads(done.stdout)["runs"]
-    assert_genai_generates_the_same(model, tmp_path / "out", images=build is qwen)
-    if build is qwen:
-        (tmp_path / "other.json").write_text(json.dumps({"image_grid_thw": {"value": [[1, 4, 6]]}}))
-        done = run("verify", "out", "--model", "model", "--inputs", "other.json", cwd=tmp_path)
-        assert done.returncode == 2
-        assert "takes images of one size, 32 of pixel_values for each" in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+    if build is not voxtral:
+        assert_loops_generate_from_any_images(model, tmp_path / "out")
+    if build is qwen_3:
+        told = (
+            "genai_config.json was not written: onnxruntime-genai does not pass the input inputs_embeds_0 to a decoder"
+        )
+        assert told in document["notes"]
+    else:
+        assert_genai_generates_the_same(model, tmp_path / "out", images=build is not voxtral)
+
+
+def assert_loops_generate_from_any_images(model: Any, folder: Path) -> None:
+    """From one, two and no images of unlike sizes."""
+    generator = Generator.of(read_package(folder))
+    for sizes in ([[1, 4, 8]], [[1, 8, 4], [1, 4, 4]], []):
+        images = [token for size in sizes for token in (58, *[IMAGE] * (size[1] * size[2] // 4), 59, 7)]
+        ids = np.array([[5, *images, 9, 12]])
+        prompt = {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).astype(np.int32)}
+        if sizes:
+            patches = sum(size[1] * size[2] for size in sizes)
+            pixels = np.random.default_rng(patches).standard_normal((patches, 96)).astype(np.float32)
+            prompt |= {"pixel_values": pixels, "image_grid_thw": np.array(sizes)}
+        assert first_difference(generator, generate_greedily(model, [prompt], 8)) == ""
 
 
 def assert_genai_generates_the_same(model: Any, folder: Path, *, images: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ class EntryPointKind(PackageKind):
 
     def __init__(self, parts: Mapping[str, PartLike] | None = None) -> None:
         self.parts = {name: as_part(part) for name, part in (parts or {}).items()}
+        if wrong := [name for name in self.parts if not re.fullmatch(r"\w[\w.-]*", name)]:
+            raise UsageError(
+                f"a part cannot be named {wrong[0]!r}: its file has the name; use letters, digits, _ . and -"
+            )
 
     def with_parts(self, parts: Mapping[str, PartLike]) -> PackageKind:
         return EntryPointKind(parts)

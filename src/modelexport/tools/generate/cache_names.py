@@ -80,8 +80,10 @@ def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tup
         names = ("axes", BATCH, SEQUENCE)
     elif name == CACHE_POSITION:
         names = (SEQUENCE,)
-    elif name.endswith("_features") and len(value.shape) == len(names):
-        names = (f"{name.removesuffix('_features')}_tokens",)
+    elif "_features" in name and len(value.shape) == len(names):
+        names = (f"{name.partition('_features')[0]}_tokens",)
+    elif name.endswith("_grid_thw"):
+        names = ("images",)
     elif len(value.shape) > 3:
         inner = ("height", "width") if name.endswith("mask") else ("channels", "height", "width")
         names = ("images", *("tiles",) * (len(value.shape) - len(inner) - 1), *inner)

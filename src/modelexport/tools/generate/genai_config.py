@@ -12,6 +12,7 @@ import onnx_ir as ir
 from modelexport.exporting.fused_decoders import reads_cache
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.package_manifest import Manifest
+from modelexport.tools.generate.image_sizes import PositionsOfSizes
 from modelexport.tools.generate.multimodal import Positions
 
 GENAI_CONFIG = "genai_config.json"
@@ -68,7 +69,7 @@ class _Graph(NamedTuple):
 
 
 def make_genai_config(
-    model: Any, folder: Path, manifest: Manifest, positions: Positions | None = None
+    model: Any, folder: Path, manifest: Manifest, positions: Positions | PositionsOfSizes | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The configuration for a package whose decoder takes both prompts and single tokens, and notes on it.
 
@@ -222,14 +223,14 @@ def _with_encoder(encoder: _Graph, step: _Graph, text: Any) -> dict[str, Any]:
 
 
 def _with_embedding(
-    graphs: Mapping[str, _Graph], config: Any, text: Any, positions: Positions | None
+    graphs: Mapping[str, _Graph], config: Any, text: Any, positions: Positions | PositionsOfSizes | None
 ) -> dict[str, Any]:
     """The settings of a model of images or sound.
 
     onnxruntime-genai also prepares images and sound for the models that have the name of the type, which it does not do
     here.
     """
-    axes = 1 if positions is None else len(positions.offsets)
+    axes = 1 if positions is None else positions.axes
     name, features, input_name = next(row for row in _BEFORE if row[0] in graphs)
     before, embedding = graphs[name], graphs["embedding"]
     settings: dict[str, Any] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
-from modelexport.packages.generation_loop import CACHE_POSITION, PAST
+from modelexport.packages.generation_loop import CACHE_POSITION, PAST, PATCHES
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.pretrained import PretrainedModel, is_pretrained
@@ -88,7 +88,7 @@ def generation_forms(
     except CaptureError as error:
         reason = error.reason
     if modality is not None:
-        yield _multimodal_parts(model, modality, asked)
+        yield from _forms_with_images(model, modality, asked)
     if example.beside and not special:
         try:
             with with_weights(model, weights):
@@ -132,9 +132,17 @@ def _step_of(model: PretrainedModel) -> dict[str, Any]:
 
 
 def _decoder_parts(
-    model: PretrainedModel, step: Mapping[str, Any], notes: tuple[str, ...], asked: PackageOptions
+    model: PretrainedModel,
+    step: Mapping[str, Any],
+    notes: tuple[str, ...],
+    asked: PackageOptions,
+    run: Callable[..., Any] | None = None,
 ) -> list[ModelPart]:
-    """The decoder as one graph or as two, from the arguments of a step."""
+    """The decoder as one graph or as two, from the arguments of a step.
+
+    Args:
+        run: Its ``forward``, if it is not the model's.
+    """
     argument = cache_argument(model)
     layers = getattr(step.get(argument), "layers", ())
     if windows := [int(window) for layer in layers if (window := getattr(layer, "sliding_window", None))]:
@@ -147,7 +155,8 @@ def _decoder_parts(
         fixed = fixed_cache_inputs(model, step, asked.static_cache)
         part = with_forward(model, partial(fixed_cache_step, asked.static_cache))
         return [ModelPart("decode", part, fixed, notes=notes, row=_first_row(fixed, argument))]
-    decode = ModelPart("decode", copy.copy(model), step, notes=notes, row=_first_row(step, argument))
+    decoder = copy.copy(model) if run is None else with_forward(model, run)
+    decode = ModelPart("decode", decoder, step, notes=notes, row=_first_row(step, argument))
     if not asked.separate_prefill:
         return [decode]
     query = count_tokens(step)
@@ -159,6 +168,17 @@ def _decoder_parts(
     return [ModelPart("prefill", with_forward(model, _run_prompt), prompt), decode]
 
 
+def _forms_with_images(
+    model: PretrainedModel, modality: multimodal.Modality, asked: PackageOptions
+) -> Iterator[list[ModelPart]]:
+    """The parts for images of any size, then for those of one, or the parts for other images or sound."""
+    if modality.layers is not None and (asked.static_cache is not None or asked.separate_prefill):
+        problem = f"layers of the decoder of {type(model).__name__} take features of images"
+        raise InputsError(f"{problem}: leave out --static-cache and --separate-prefill")
+    of_any_size = multimodal.with_any_size(model, modality)
+    yield from (_multimodal_parts(model, each, asked) for each in (of_any_size, modality) if each is not None)
+
+
 def _multimodal_parts(model: PretrainedModel, modality: multimodal.Modality, asked: PackageOptions) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
     step = _step_of(model)
@@ -166,14 +186,16 @@ def _multimodal_parts(model: PretrainedModel, modality: multimodal.Modality, ask
     ids, places = modality.example["input_ids"], modality.positions
     with untouched(model, runs=False), collected():
         features = encoding.forward(**modality.tensors)
-        embeds = merging.forward(input_ids=ids, **features)[multimodal.EMBEDS]
+        embeds = merging.forward(input_ids=ids, **features)
     tokens = step["input_ids"].shape[1]
-    further = {name: value for name, value in step.items() if name != "input_ids"} | {
-        multimodal.EMBEDS: embeds[:, :tokens]
-    }
+    further = {name: value for name, value in step.items() if name != "input_ids"}
+    further |= {name: value[:, :tokens] for name, value in embeds.items()}
     # It encodes any number of images, or one, if a capture keeps its size.
     encoder = ModelPart(modality.part, encoding, modality.tensors)
-    if modality.sizes:
+    if modality.of_any_size:
+        axes = {(name, 0): "images" if name in modality.sizes else PATCHES for name in modality.tensors}
+        encoder = replace(encoder, axes=axes)
+    elif modality.sizes:
         kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in modality.sizes)
         note = f"takes one image at a time, all of one size: {kept}; --inputs gives another"
         encoder = replace(encoder, inputs=modality.of_one, notes=(note,), constants=modality.sizes)
@@ -182,14 +204,17 @@ def _multimodal_parts(model: PretrainedModel, modality: multimodal.Modality, ask
         encoder = replace(encoder, notes=(*encoder.notes, note))
     parts = [encoder, ModelPart(multimodal.EMBEDDING, merging, {"input_ids": ids, **features})]
     if places is not None:
-        further["position_ids"] = step["position_ids"][-len(places.offsets) :]
+        further["position_ids"] = step["position_ids"][-places.axes :]
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if modality.of_any_size:
+            prompt |= {name: modality.tensors[name] for name in modality.sizes}
         parts.append(ModelPart(multimodal.POSITIONS, with_forward(model, places), prompt))
     note = (
         f"the merge of {modality.kind} features was not compared with the model's own, because the weights are not in "
         "memory: verify FOLDER/ --model compares it"
     )
-    return [*parts, *_decoder_parts(model, further, () if modality.compared else (note,), asked)]
+    run = None if modality.layers is None else partial(multimodal.decode, modality)
+    return [*parts, *_decoder_parts(model, further, () if modality.compared else (note,), asked, run)]
 
 
 def _first_row(inputs: Mapping[str, Any], argument: str) -> dict[str, Any] | None:

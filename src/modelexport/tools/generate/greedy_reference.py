@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,10 @@ def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dic
     ids = [np.asarray(prompt["input_ids"], np.int64) for prompt in prompts if "input_ids" in prompt]
     masks = list(map(np.ones_like, ids)) or [prompt[MASK] for prompt in prompts if MASK in prompt]
     longest, batch = max((mask.shape[1] for mask in masks), default=0), {}
-    for name in dict.fromkeys((*prompts[0], *([MASK] if masks else []))):
-        rows = ids if name == "input_ids" else masks if name == MASK else [prompt[name] for prompt in prompts]
-        if masks and all(row.shape[:2] == mask.shape for row, mask in zip(rows, masks, strict=True)):
+    for name in dict.fromkeys((*chain(*prompts), *([MASK] if masks else []))):  # some may have no image
+        given = [prompt[name] for prompt in prompts if name in prompt]
+        rows = ids if name == "input_ids" else masks if name == MASK else given
+        if len(masks) == len(rows) and all(row.shape[:2] == mask.shape for row, mask in zip(rows, masks, strict=True)):
             missing = [longest - row.shape[1] for row in rows]
             widths = [((0, 0), (count, 0) if left else (0, count)) for count in missing]
             fill = pad if name == "input_ids" else 0

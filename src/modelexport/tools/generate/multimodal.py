@@ -10,9 +10,10 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import torch
@@ -22,8 +23,17 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
+from modelexport.packages.generation_loop import IMAGE_SIZES
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.tools.generate.image_sizes import PositionsOfSizes, sizes_in_graph
+from modelexport.tools.generate.layered_features import (
+    Layers,
+    feature_tables,
+    find_layers,
+    recorded_decoder,
+    with_layers,
+)
 from modelexport.tools.generate.prompts import KINDS, Example, placeholder_of
 from modelexport.traces.tolerances import ENCODED_LOGITS
 from modelexport.weights.bytes_of_entries import Weights
@@ -50,7 +60,14 @@ class Positions:
     offsets: torch.Tensor
     extent: int
 
-    def of_prompt(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    @property
+    def axes(self) -> int:
+        """How many positions a token has."""
+        return len(self.offsets)
+
+    def of_prompt(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, sizes: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The positions of each token, ``[axes, batch, sequence]``; of padding, those of the next token."""
         image = input_ids == self.token
         text = (~image & attention_mask.bool()).long()
@@ -81,21 +98,29 @@ def positions_of(
         example: The inputs of a run of the whole model.
         of_one_image: What its encoder takes for one image.
     """
+    ids = example["input_ids"][:1]
+    image = ids[ids == token]
+    ids = torch.cat([image, ids[ids != token][-1:]])[None]
+    positions = _positions_in_model(model, token, ids, example, of_one_image)
+    return None if positions is None else Positions(token, positions[:, 0, :-1].clone(), int(positions[0, 0, -1]))
+
+
+def _positions_in_model(
+    model: nn.Module, token: int, ids: torch.Tensor, example: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """The positions that a model gives to tokens, ``[axes, batch, sequence]``; ``None`` if it has no method for it."""
     owner = next((module for module in model.modules() if callable(getattr(module, _METHOD, None))), None)
     if owner is None:
         return None
     method = getattr(owner, _METHOD)
-    ids = example["input_ids"][:1]
-    image = ids[ids == token]
-    ids = torch.cat([image, ids[ids != token][-1:]])[None]
-    known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **of_one_image}
+    known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **sizes}
     # Other integers of the shape of the tokens say what each of them is: 1 for placeholders, 0 for text.
     for name, value in example.items():
         if name not in known and getattr(value, "shape", None) == example["input_ids"].shape:
             known[name] = (ids == token).to(value.dtype)
     wanted = inspect.signature(method).parameters
-    positions = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
-    return Positions(token, positions[:, :-1].clone(), int(positions[0, -1]))
+    positions: torch.Tensor = method(**{name: value for name, value in known.items() if name in wanted})[0]
+    return positions
 
 
 @dataclass(frozen=True)
@@ -110,8 +135,12 @@ class Modality:
     """The arguments of ``get_image_features`` in an example run, tensors and settings."""
     example: Mapping[str, Any]
     """The example inputs of the whole model, in a batch of two."""
-    positions: Positions | None = None
+    positions: Positions | PositionsOfSizes | None = None
     """The positions of tokens, if they have several axes."""
+    layers: Layers | None = None
+    """What the decoder takes of images besides the embeddings of tokens, in its layers."""
+    of_any_size: bool = False
+    """Whether a graph computes with the sizes of images; otherwise a capture keeps them."""
     compared: bool = False
     """Whether the logits of the parts were compared with the model's: not without weights, when all are equal."""
 
@@ -146,6 +175,31 @@ class Modality:
         count = len(self.example["input_ids"])
         return {name: value[: len(value) // count] for name, value in self.tensors.items()}
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of what the encoder returns, ``[tokens, width]``."""
+        return (self.features, *(self.layers.names(self.features) if self.layers is not None else ()))
+
+
+def with_any_size(model: nn.Module, modality: Modality) -> Modality | None:
+    """The same for images of any size, if the model gives tokens the positions that a graph computes from sizes."""
+    if len(modality.sizes) != 1 or modality.sizes[0] not in IMAGE_SIZES:
+        return None
+    (name,), ids = modality.sizes, modality.example["input_ids"][:1]
+    text = ids[ids != modality.token][-1:]
+    merged = isqrt(int(modality.of_one[name].prod(-1).sum()) // int((ids == modality.token).sum()))
+    positions = PositionsOfSizes(modality.token, merged, name)
+    sizes = merged * torch.tensor([[0, 2, 3], [0, 4, 1]]) + torch.tensor([1, 0, 0])
+    image = ids.new_full((1,), modality.token)
+    ids = torch.cat([text, image.repeat(6), text, text, image.repeat(4), text])[None]
+    with untouched(model, runs=False), torch.no_grad():
+        right = _positions_in_model(model, modality.token, ids, modality.example, {name: sizes})
+    if (right is None) != (modality.positions is None):
+        return None
+    if right is not None and not torch.equal(right, positions.of_prompt(ids, torch.ones_like(ids), sizes)):
+        return None  # it gives tokens other positions
+    return dataclasses.replace(modality, of_any_size=True, positions=None if right is None else positions)
+
 
 def find_modality(model: nn.Module, example: Example, weights: Weights | None = None) -> Modality | None:
     """What a model takes besides text; ``None`` for a model of text.
@@ -176,16 +230,19 @@ def _owner(model: nn.Module, kind: str) -> nn.Module | None:
 
 def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example: Mapping[str, Any]) -> Modality:
     bound: dict[str, Any] = {}
+    tables: dict[str, torch.Tensor] = {}
     method = getattr(owner, f"get_{kind}_features")
     signature = inspect.signature(method)
 
     def record(*args: Any, **kwargs: Any) -> Any:
         bound.clear()
         bound.update(signature.bind(*args, **kwargs).arguments)
-        return method(*args, **kwargs)
+        output = method(*args, **kwargs)
+        tables.update(feature_tables(output))
+        return output
 
     reason = ""
-    with collected(), attribute_set(owner, f"get_{kind}_features", record):
+    with collected(), attribute_set(owner, f"get_{kind}_features", record), recorded_decoder(model) as decoder:
         try:
             with untouched(model):
                 model(**copy.deepcopy(dict(example)))
@@ -200,7 +257,10 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example
     arguments = {name: value for name, value in bound.items() if name != "kwargs"} | bound.get("kwargs", {})
     modality = Modality(kind, token, arguments, example)
     with torch.no_grad(), raised_as(lambda error: _refused(model, kind, f"its positions: {error_line(error)}")):
-        return dataclasses.replace(modality, positions=positions_of(model, token, example, modality.of_one))
+        positions = positions_of(model, token, example, modality.of_one)
+    with collected(), raised_as(lambda error: _refused(model, kind, f"from embeddings: {error_line(error)}")):
+        layers = find_layers(model, decoder, example["input_ids"] == token, tables)
+    return dataclasses.replace(modality, positions=positions, layers=layers)
 
 
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
@@ -211,12 +271,20 @@ def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
 def encode(modality: Modality, model: nn.Module, /, **inputs: Any) -> dict[str, torch.Tensor]:
     """A ``forward`` from images to the features of all their placeholder tokens, ``[tokens, width]``."""
     owner = _owner(model, modality.kind)
-    with nullcontext() if modality.sizes else undivided():
+    with ExitStack() as stack:
+        if modality.of_any_size and torch.compiler.is_exporting():
+            for name in inputs:  # the number of images and of patches is dynamic, and nothing else
+                inputs[name] = inputs[name].view(-1, *map(int, inputs[name].shape[1:]))
+            stack.enter_context(sizes_in_graph(model))
+            stack.enter_context(undivided())
+        elif not modality.sizes:
+            stack.enter_context(undivided())
         output = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
+    layers = modality.layers.tables_of(output) if modality.layers is not None else ()
     features = getattr(output, "pooler_output", output)
     if isinstance(features, (list, tuple)):
         features = torch.cat([of_image.reshape(-1, of_image.shape[-1]) for of_image in features])
-    return {modality.features: features.reshape(-1, features.shape[-1])}
+    return dict(zip(modality.tables, (features.reshape(-1, features.shape[-1]), *layers), strict=True))
 
 
 @contextmanager
@@ -245,8 +313,9 @@ def undivided() -> Iterator[None]:
 
 
 def merge(modality: Modality, model: Any, /, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A ``forward`` from tokens and features to embeddings."""
-    ids, features = inputs["input_ids"], inputs[modality.features]
+    """A ``forward`` from tokens and features to embeddings, and to what layers of the decoder add to theirs."""
+    ids, tables = inputs["input_ids"], [inputs[name] for name in modality.tables]
+    features = torch.cat(tables, -1) if len(tables) > 1 else tables[0]
     placeholder = ids == modality.token
     # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
     places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
@@ -254,7 +323,17 @@ def merge(modality: Modality, model: Any, /, **inputs: torch.Tensor) -> dict[str
     embeds = model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
     # The row of zeros lets a text without any have no features.
     rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
-    return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
+    first, *others = rows[places].split([int(table.shape[-1]) for table in tables], -1)
+    of_layers = modality.layers.names(EMBEDS) if modality.layers is not None else ()
+    return {EMBEDS: torch.where((places > 0)[..., None], first, embeds), **dict(zip(of_layers, others, strict=True))}
+
+
+def decode(modality: Modality, model: Any, /, **inputs: Any) -> Any:
+    """A ``forward`` from embeddings, and from what layers of the decoder add to theirs."""
+    assert modality.layers is not None
+    added = [inputs.pop(name) for name in modality.layers.names(EMBEDS)]
+    with with_layers(model, modality.layers, added, inputs[EMBEDS].shape[:2]):
+        return type(model).forward(model, **inputs)
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:
@@ -269,11 +348,14 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
             encoding, merging = (with_forward(model, partial(run, modality)) for run in (encode, merge))
             features = encoding(**modality.tensors)
             ids = modality.example["input_ids"]
-            embeds = merging(input_ids=ids, **features)[EMBEDS]
+            embeds = merging(input_ids=ids, **features)
             mask = modality.example.get("attention_mask")
             places = modality.positions
-            position_inputs = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
-            merged = model(inputs_embeds=embeds, attention_mask=mask, **position_inputs).logits
+            sizes = [modality.tensors[name] for name in modality.sizes]
+            counted = None if places is None else places.of_prompt(ids, torch.ones_like(ids), *sizes[:1])
+            position_inputs = {} if counted is None else {"position_ids": counted}
+            decoding = model if modality.layers is None else with_forward(model, partial(decode, modality))
+            merged = decoding(**embeds, attention_mask=mask, **position_inputs).logits
             right = model(**copy.deepcopy(dict(modality.example))).logits
         except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ import torch
 from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
 from modelexport.format.package_manifest import Manifest
+from modelexport.packages.generation_loop import IMAGE_SIZES
 from modelexport.packages.model_parts import TEXTS
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
@@ -219,7 +222,13 @@ def example_prompts(
     example = example_of(model, user_inputs, masks_pixels=masked)
     past = _lengths_before_a_change(model.config.get_text_config(decoder=True).to_dict())
     if example.beside and (manifest is None or any(name in part.inputs for part in parts for name in example.beside)):
-        return prompts_like(model, example, (5, *past, 2, 9), seed)
+        lengths = (5, *past, 2, 9)
+        sizes = [name for name in example.beside if name in IMAGE_SIZES and any(name in part.inputs for part in parts)]
+        if not sizes or {*example.user_inputs} - {*sizes}:
+            return prompts_like(model, example, lengths, seed)
+        examples = itertools.cycle(with_images(model, example, sizes[0], count) for count in (1, 2, 0))
+        pairs = zip(examples, lengths, strict=False)
+        return [prompts_like(model, each, (length,), seed + length)[0] for each, length in pairs]
     rows = [{"input_ids": row} for row in _tokenized(directory, vocabulary_of(model))]
     lengths = past if rows else (5, *past, 12, 1, 8)
     return rows + prompts_like(model, Example(token_inputs(model)), lengths, seed)
@@ -254,6 +263,33 @@ def prompts_like(model: PretrainedModel, example: Example, lengths: Sequence[int
                 )
         prompts.append(prompt)
     return prompts
+
+
+def with_images(model: PretrainedModel, example: Example, name: str, count: int) -> Example:
+    """An example of one prompt with another number of images, of unlike sizes.
+
+    Args:
+        name: What gives the sizes of images in patches.
+    """
+    inputs = {
+        key: value[:1] if value.shape[:1] == example.inputs["input_ids"].shape[:1] else value
+        for key, value in example.inputs.items()
+    }
+    ids, size = inputs["input_ids"], inputs[name][0]
+    placeholder = torch.eq(ids, placeholder_of(model.config, KINDS[0]) or 0)
+    first = int(placeholder[0].nonzero()[0])
+    merged = math.isqrt(int(size.prod()) // int(placeholder.sum()))
+    # One axis of each further image is longer.
+    sizes = [size + 2 * merged * torch.tensor([0, at % 2, at // 2]) for at in range(count)]
+    columns = [*range(first)]
+    for each in sizes:
+        columns += [first] * (int(each.prod()) // merged**2) + [-1]
+    of_tokens = {key: value[:, columns or [-1]] for key, value in inputs.items() if value.shape[:2] == ids.shape}
+    if not count:
+        return Example(of_tokens, max(first, 1), example.user_inputs)
+    rows = torch.arange(int(torch.stack(sizes).prod(-1).sum()))
+    beside = {key: value[rows % len(value)] for key, value in inputs.items() if key not in of_tokens}
+    return Example(beside | {name: torch.stack(sizes)} | of_tokens, len(columns) - 1, example.user_inputs)
 
 
 def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -161,6 +162,8 @@ def _step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dic
         return None
     states = iter([inputs.pop(name) for name in named])
     layers = list(zip(states, states, strict=True))
+    if inputs.keys() - inspect.signature(type(model).forward).parameters.keys():
+        return None
     inputs[cache_argument(model)] = DynamicCache(layers)
     if CACHE_POSITION in inputs:
         from modelexport.tools.generate.fixed_caches import fixed_cache_step
