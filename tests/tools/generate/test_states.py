@@ -225,10 +225,10 @@ def test_the_page_runs_a_decoder_and_a_static_cache(llama: tuple[Path, Path], st
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [llava, qwen, paligemma])
 def test_the_page_runs_models_with_images(build: Callable[[], Any], tmp_path: Path) -> None:
-    """Any number at once, one at a time, and in a prompt that runs as a whole."""
+    """Of one size, of unlike sizes with a prompt that has none, and in a prompt that runs as a whole."""
     model = build()
     modelexport.export_package(model, tmp_path / "out")
-    rows = example_prompts(model, None, seed=2)
+    rows = example_prompts(model, None, seed=2, manifest=read_package(tmp_path / "out").manifest)
     right = generate_greedily(model, rows, 8)
     found = the_loop()(tmp_path / "out", right.inputs, 8)
     assert found.tolist() == np.stack(right.tokens, 1).tolist()
