@@ -8,6 +8,7 @@ the graph. All of it is public in ``transformers.exporters`` but for the table o
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ def export_pretrained(
     from transformers.exporters.exporter_onnx import OnnxConfig
 
     config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-    with replaced(_SAVED), contextlib.ExitStack() as translation:
+    with replaced(_REPLACED), contextlib.ExitStack() as translation:
         program = _silent_exporter(translation).export(model, kwargs, config).program
     return program, tuple(value.name for value in program.graph.outputs)
 
@@ -91,7 +92,30 @@ def _asked_once(ask: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor],
     return is_contiguous
 
 
-_SAVED: Mapping[str, Callable[[Any], Any]] = {"changed models": _of_imported_models, "contiguity": _asked_once}
+def _of_any_lengths(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention of segments, such as images or windows, which the exporter takes for equally long.
+
+    If their number is dynamic, all patches attend at once, with a mask of those in one segment. ``cu_seqlens`` is where
+    segments end, after a zero; an end may be repeated.
+    """
+
+    def attend_in_segments(self: Any, hidden_states: Any, cu_seqlens: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(cu_seqlens.shape[0], int):
+            return attend(self, hidden_states, cu_seqlens, *args, **kwargs)
+        segment = (torch.arange(hidden_states.shape[-2])[:, None] >= cu_seqlens[1:]).sum(1)
+        function = torch.nn.functional.scaled_dot_product_attention
+        masked = functools.partial(function, attn_mask=segment[:, None] == segment)
+        with attribute_set(torch.nn.functional, "scaled_dot_product_attention", masked):
+            return attend(self, hidden_states, cu_seqlens[[0, -1]], *args, **kwargs)
+
+    return attend_in_segments
+
+
+_REPLACED: Mapping[str, Callable[[Any], Any]] = {
+    "changed models": _of_imported_models,
+    "contiguity": _asked_once,
+    "segments": _of_any_lengths,
+}
 
 
 @contextlib.contextmanager
@@ -112,7 +136,7 @@ def export_around_pretrained(
     from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
-    with reset_model_state(model), replaced(_SAVED), apply_patches("onnx"):
+    with reset_model_state(model), replaced(_REPLACED), apply_patches("onnx"):
         with torch.no_grad(), apply_patches("dynamo"), _attention_of_torch():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.functional import pad
 
 from modelexport.core.replaced_attributes import attribute_set
@@ -29,11 +28,7 @@ _SIZES = "grid_thw"
 @contextmanager
 def sizes_in_graph(model: nn.Module) -> Iterator[None]:
     """Inside, a capture of the towers of a model keeps no sizes of images."""
-    from transformers.exporters import exporter_dynamo
-
-    attend = exporter_dynamo._reshaped_vision_attention_forward
     with ExitStack() as stack:
-        stack.enter_context(attribute_set(exporter_dynamo, attend.__name__, partial(_attend_in_segments, attend)))
         for module in model.modules():
             if _SIZES in inspect.signature(module.forward).parameters:
                 stack.enter_context(attribute_set(module, "forward", _computing(module, module.forward)))
@@ -58,20 +53,6 @@ def _computing(tower: nn.Module, forward: Callable[..., Any]) -> Callable[..., A
         return forward(**inputs)
 
     return run
-
-
-def _attend_in_segments(
-    attend: Callable[..., Any], module: nn.Module, hidden_states: Any, cu_seqlens: Any, *args: Any, **others: Any
-) -> Any:
-    """Attention of all patches at once, with a mask of those in one segment: the exporter's is for equal lengths.
-
-    Args:
-        cu_seqlens: Where segments end, after a zero. Several patches may repeat the end of their segment.
-    """
-    segment = (torch.arange(hidden_states.shape[-2])[:, None] >= cu_seqlens[1:]).sum(1)
-    masked = partial(functional.scaled_dot_product_attention, attn_mask=segment[:, None] == segment)
-    with attribute_set(functional, "scaled_dot_product_attention", masked):
-        return attend(module, hidden_states, cu_seqlens[[0, -1]], *args, **others)
 
 
 class _Places(NamedTuple):

@@ -273,8 +273,8 @@ def encode(modality: Modality, model: nn.Module, /, **inputs: Any) -> dict[str, 
     owner = _owner(model, modality.kind)
     with ExitStack() as stack:
         if modality.of_any_size and torch.compiler.is_exporting():
-            for name in inputs:  # the number of images and of patches is dynamic, and nothing else
-                inputs[name] = inputs[name].view(-1, *map(int, inputs[name].shape[1:]))
+            # The number of images and of patches is dynamic, and nothing else.
+            inputs = {name: value.view(-1, *map(int, value.shape[1:])) for name, value in inputs.items()}
             stack.enter_context(sizes_in_graph(model))
             stack.enter_context(undivided())
         elif not modality.sizes:
