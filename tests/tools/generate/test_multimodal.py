@@ -189,7 +189,8 @@ def qwen_3() -> Any:
 def test_features_of_layers_are_inputs_of_the_decoder_at_every_token() -> None:
     model = qwen_3()
     modality = find_modality(model, example_of(model))
-    assert modality is not None and modality.layers is not None
+    assert modality is not None
+    assert modality.layers is not None
     assert modality.layers.decoder == "model.language_model"
     assert list(modality.layers.tables.values()) == [".deepstack_features.0", ".deepstack_features.1"]
     _, embedding, positions, step = next(generation_forms(model))
@@ -224,7 +225,8 @@ def test_what_follows_from_sizes_of_images_is_computed_as_transformers_does() ->
     assert torch.equal(positions, vision_utils.get_vision_position_ids(sizes, 2, include_temporal=True))
     order, windows = image_sizes.FUNCTIONS["get_vision_window_index"](patches, sizes, 2, 16, 4)
     right, right_windows = vision_utils.get_vision_window_index(sizes, 2, 16, 4)
-    assert torch.equal(order, right) and torch.equal(ends(windows), right_windows)
+    assert torch.equal(order, right)
+    assert torch.equal(ends(windows), right_windows)
     for temporal in (False, True):
         frames, _ = image_sizes.FUNCTIONS["get_vision_attention_seqlens"](patches, sizes, None, temporal)
         assert torch.equal(ends(frames), vision_utils.get_vision_cu_seqlens(sizes, temporal))
@@ -239,7 +241,8 @@ def test_positions_are_counted_without_reading_values(any_size: bool) -> None:
     model, size = qwen(), [1, 4, 8]
     modality = find_modality(model, example_of(model, {"image_grid_thw": torch.tensor([size])}))
     modality = with_any_size(model, modality) if any_size and modality is not None else modality
-    assert modality is not None and modality.positions is not None
+    assert modality is not None
+    assert modality.positions is not None
     assert modality.sizes == ("image_grid_thw",)
     # Several images with text between them, at the beginning and at the end, in a row with padding and one without.
     sizes = torch.tensor([size, [1, 6, 4], [1, 2, 2], size, [1, 6, 4], size] if any_size else [size] * 6)
