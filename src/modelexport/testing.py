@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.exporting.options import Keywords
 from modelexport.exporting.pipeline import export
 from modelexport.files.path_or_model import Source
 from modelexport.terminal.show_verification import format_verify
@@ -25,7 +24,7 @@ def assert_exports(
     *,
     like: Source | None = None,
     path: str | Path | None = None,
-    **options: Unpack[Keywords],
+    **options: Any,
 ) -> VerifyReport:
     """Fail unless a model exports, its file agrees with it in every call, and the file is like an earlier one.
 

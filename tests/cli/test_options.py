@@ -16,20 +16,13 @@ from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.command_parsers import app, load_command
 from modelexport.core.declared_options import declared, heading
 from modelexport.errors import UsageError
-from modelexport.exporting.options import Keywords, Options
+from modelexport.exporting.options import Options
 from modelexport.packages.package_export import export_package
 
 GROUPS = [getattr(Options(), field.name) for field in dataclasses.fields(Options)]
 FIELDS = [(group, field) for group in GROUPS for field in dataclasses.fields(group)]
 PARSER: Any = get_command(app)
 PARAMETERS = {one.name: one for one in PARSER.commands["export"].params}
-
-
-def test_the_keywords_of_python_are_the_fields_of_the_options() -> None:
-    assert list(Keywords.__annotations__) == [field.name for _, field in FIELDS]
-    for _, field in FIELDS:
-        written = Keywords.__annotations__[field.name]
-        assert getattr(written, "__forward_arg__", written) == field.type, field.name
 
 
 def test_each_declared_option_is_on_the_command_line_with_its_help_under_its_group() -> None:

@@ -12,9 +12,9 @@ from torch import nn
 
 from commands import run
 from modelexport import export
-from modelexport.capture.front_ends import first_that_passes
 from modelexport.capture.repairs import attention
 from modelexport.errors import CheckError
+from modelexport.exporting.front_end_choice import first_that_passes
 
 
 class Otherwise(nn.Module):

@@ -1,12 +1,11 @@
-"""The choice of the front end: the one asked for or, with ``auto``, the first whose file passes its check."""
+"""Captures with a front end, and what is done around every one of them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -19,8 +18,8 @@ from modelexport.capture.repairs.resizing import copy_along_equal_sizes, give_si
 from modelexport.capture.script_modules import scripts_converted
 from modelexport.capture.value_decisions import DecisionError, inputs_read
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import chained, text_without_paths
-from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
+from modelexport.core.text import chained
+from modelexport.errors import CaptureError, UsageError
 from modelexport.graph.narrow_to_float32 import compute_in_float32
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights
 from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
@@ -29,83 +28,12 @@ from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.runs.questions_of_values import most_times_asked
 from modelexport.runtime.wider_integers import compute_in_wider_integers
 
-_T = TypeVar("_T")
-
 FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {
     "dynamo": dynamo.capture_by_dynamo,
     "torchscript": torchscript.capture_by_tracing,
 }
 WAYS: Sequence[FrontEnd] = ("dynamo", "torchscript")
 """The front ends that ``auto`` tries, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A front end that was tried, and why its file was rejected."""
-
-    frontend: str
-    reason: str
-    asks_for_values: bool = False
-    """Python decides by values: the file of another front end is to be compared on other inputs."""
-
-
-def first_that_passes(
-    frontend: FrontEnd, export_by: Callable[[FrontEnd, Sequence[Attempt], bool], _T], *, keep_anyway: bool = False
-) -> _T:
-    """The result of the first front end that captures the model and whose file passes its check.
-
-    Args:
-        frontend: ``auto`` tries all of them in turn.
-        export_by: Exports with a front end, given the earlier attempts and whether to accept a failed check.
-        keep_anyway: If no file passes, take the first file.
-
-    Raises:
-        CaptureError: No front end can capture the model.
-        CheckError: No file passes.
-        UntaggedNodeError: In every graph a node has no owner.
-    """
-    if frontend != "auto":
-        return export_by(frontend, (), keep_anyway)
-    tried: list[Attempt] = []
-    errors: list[CaptureError | CheckError | UntaggedNodeError | UsageError] = []
-    for way in WAYS:
-        try:
-            return export_by(way, tuple(tried), False)
-        except (CaptureError, CheckError, UntaggedNodeError) as error:
-            errors.append(error)
-        except UsageError as error:
-            if not errors:
-                raise
-            errors.append(error)
-        tried.append(Attempt(way, _reason(errors[-1]), _asks_for_values(errors[-1])))
-    failed = [way for way, error in zip(WAYS, errors, strict=True) if isinstance(error, CheckError)]
-    if keep_anyway and failed:
-        return export_by(failed[0], tuple(attempt for attempt in tried if attempt.frontend != failed[0]), True)
-    raise _none_passes(errors)
-
-
-def _none_passes(errors: Sequence[Exception]) -> Exception:
-    """One error for all attempts: the first, preferably of one that wrote a file, with the reasons of the others."""
-    first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
-    others = ""
-    for way, error in zip(WAYS, errors, strict=True):
-        if error is not first:
-            same = _reason(error) == _reason(first)
-            others += f"; the front end {way} failed {'for the same reason' if same else f'too: {_reason(error)}'}"
-    if isinstance(first, CaptureError):
-        combined: Exception = CaptureError(
-            f"{first.problem}{others}",
-            address=first.address,
-            reason=first.reason,
-            constants=next((e.constants for e in errors if isinstance(e, CaptureError) and e.constants), ()),
-        )
-    elif isinstance(first, CheckError):
-        runs = first.exit_status == CheckError.exit_status
-        combined = CheckError(f"{first}{others}", reason=first.reason, runs=runs)
-    else:
-        return first
-    combined.__cause__ = first
-    return combined
 
 
 def capture(
@@ -162,7 +90,8 @@ def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, constants: li
     return dataclasses.replace(exported, constants=prepared.constants)
 
 
-def _asks_for_values(error: BaseException) -> bool:
+def asks_for_values(error: BaseException) -> bool:
+    """Whether a capture failed because Python decides by values."""
     return any(isinstance(cause, (*DECISIONS, DecisionError)) for cause in chained(error))
 
 
@@ -171,7 +100,7 @@ def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inpu
     try:
         return front_end(model, inputs, **options)
     except CaptureError as error:
-        if not _asks_for_values(error):
+        if not asks_for_values(error):
             raise
         failure = error
     fixed = fixed_answers(model, inputs, options["constants"], dynamic=options.get("dynamic", False))
@@ -180,7 +109,3 @@ def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inpu
         exported = front_end(model, inputs, presumed=Presumed(fixed, most), **options)
         return dataclasses.replace(exported, answered=True)
     raise failure from failure.__cause__
-
-
-def _reason(error: Exception) -> str:
-    return text_without_paths(error.problem if isinstance(error, CaptureError) else str(error))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
+from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.graph.size_conditions import broken, stated_with_line
 from modelexport.pytorch.inputs.axes_of_one import Axis, axes_that_exclude
@@ -30,17 +30,14 @@ class CaptureInputs:
     _names: Mapping[str, str] = field(default_factory=dict)
     """Names of tensors to those of the inputs of the captured graph."""
 
-    def check_takes_example(self, exported: Exported, *, unchecked: bool) -> None:
-        """Check that a captured graph takes the example.
+    def axes_of_other_sizes(self, exported: Exported, *, unchecked: bool) -> list[FixedAxis]:
+        """The axes of which a captured graph does not take the size of the example.
 
         Args:
             unchecked: The file is not run, so that its recorded conditions count.
-
-        Raises:
-            FixedAxesError: It has other sizes of some axes.
         """
         if not self.wide:
-            return
+            return []
         model = exported.model
         self._names = inputs_of_file(self.example, model)
         lines = {item.formula: item for item in exported.conditions if item.where}
@@ -55,11 +52,10 @@ class CaptureInputs:
                     known = symbols.get(self._names.get(name, ""), [])
                     if number < len(known) and known[number] in condition.symbols:
                         axes[name, number] = condition
-        if axes:
-            raise FixedAxesError([
-                self._fixed(axis, stated_with_line(line) if line else "the capture makes it a constant")
-                for axis, line in axes.items()
-            ])  # fmt: skip
+        return [
+            self._fixed(axis, stated_with_line(line) if line else "the capture makes it a constant")
+            for axis, line in axes.items()
+        ]
 
     @property
     def axes_of_file(self) -> frozenset[Axis]:

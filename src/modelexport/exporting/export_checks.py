@@ -63,7 +63,6 @@ class ExportChecks:
 
         Raises:
             CheckError: The file fails the check, and ``must_pass`` is set.
-            FixedAxesError: The file fixes sizes of axes that need not be dynamic.
         """
         check = verified = None
         sizes = SizesFound(list(stated_unchecked(self.exported)))
@@ -83,6 +82,8 @@ class ExportChecks:
             if options.checks.check:
                 with stages("check"):
                     check, sizes = self._check(sizes)
+                if sizes.to_fix:
+                    return check, verified, sizes
                 if check.status == "failed" and must_pass:
                     is_wrong = "" if check.cause else "is wrong and "
                     raise CheckError(
@@ -132,6 +133,8 @@ class ExportChecks:
                 sides = Sides.of(ModelRuns(self.model), wide, open_for(self.model, file))
                 every = options.checks.sizes
                 sizes = find_sizes(sides, wide, self.exported, names, every=every, example=example)
+                if sizes.to_fix:
+                    return check, sizes
                 if sizes.refusal:
                     check = FileCheck(status="failed", step="other sizes", reason=sizes.refusal)
             if self.captured.wide and check.status == "passed":

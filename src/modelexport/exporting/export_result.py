@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.capture.front_ends import Attempt
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import first_few, plural
 from modelexport.exporting.fixed_axes import FixedAxis
+from modelexport.exporting.front_end_choice import Attempt
 from modelexport.exporting.output_checks import FileCheck
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents

@@ -6,7 +6,7 @@ interpolated for other sizes, a padding computed in Python, a size in a ``Reshap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,14 +32,6 @@ class FixedAxis(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the call whose nodes fail, or differ, with another size; empty for the model itself."""
     reason: str
     """What happens with another size."""
-
-
-class FixedAxesError(Exception):
-    """A file fixes the sizes of axes that are dynamic in it and need not be: it has to be made again without them."""
-
-    def __init__(self, axes: Sequence[FixedAxis]) -> None:
-        super().__init__(fixed_axis_message(axes[0]))
-        self.axes = axes
 
 
 def fixed_axis_message(axis: FixedAxis) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.capture import FrontEnd
 from modelexport.capture.quantized_form import QuantizedAs, QuantizedForm
@@ -19,7 +19,7 @@ from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
     from modelexport.capture.exported_graph import Exported
-    from modelexport.capture.front_ends import Attempt
+    from modelexport.exporting.front_end_choice import Attempt
     from modelexport.format import documents
     from modelexport.graph.size_conditions import SizeCondition
     from modelexport.weights.bytes_of_entries import Weights
@@ -212,42 +212,6 @@ class PackageOptions:
     separate_prefill: bool = option(False, "Add a graph for prompts, without a cache as input.")
 
 
-class Keywords(TypedDict, total=False):
-    """The options as keywords of :func:`modelexport.export`."""
-
-    frontend: FrontEnd
-    dynamic: bool
-    opset: int | None
-    constants: Collection[str]
-    reuse: bool
-    interface: "Callable[[Exported], Exported] | None"
-    optimized: bool
-    fuse: FuseFor | None
-    row: str | None
-    quantized_as: QuantizedAs
-    accuracy_level: AccuracyLevel
-    granularity: Granularity
-    include: Collection[str]
-    exclude: Collection[str]
-    tags_as: Encoding
-    keep_torch_metadata: bool
-    node_names: NodeNames
-    expose: Collection[str]
-    documents: bool
-    dag_dir: str | Path | None
-    weights: WeightsMode
-    source: "Weights | None"
-    check: bool
-    keep_anyway: bool
-    verify: bool
-    reference: bool | Sequence[str]
-    sizes: bool
-    checked: Mapping[str, Any] | Sequence[Any] | None
-    parts: "str | Mapping[str, Any] | None"
-    static_cache: int | None
-    separate_prefill: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The groups together."""
@@ -265,7 +229,7 @@ class Options:
         """The groups that go with a file; the others go with a package only."""
         return self.capture, self.graph, self.quantized, self.tags, self.weights, self.checks
 
-    def replaced_by(self, keywords: Keywords) -> "Options":
+    def replaced_by(self, keywords: Mapping[str, Any]) -> "Options":
         """The options, with those that a keyword gives replaced.
 
         Raises:

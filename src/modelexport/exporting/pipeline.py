@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported_graph import Exported
-from modelexport.capture.front_ends import Attempt, capture, first_that_passes
+from modelexport.capture.front_ends import capture
 from modelexport.capture.patches import turned_off
 from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.garbage_collection import only_new_garbage
@@ -24,9 +24,10 @@ from modelexport.exporting.capture_inputs import CaptureInputs
 from modelexport.exporting.export_checks import ExportChecks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
-from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
+from modelexport.exporting.fixed_axes import FixedAxis
+from modelexport.exporting.front_end_choice import Attempt, first_that_passes
 from modelexport.exporting.markdown_report import report_path, write_report
-from modelexport.exporting.options import Keywords, Options
+from modelexport.exporting.options import Options
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
 from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.files.atomic_writing import check_writable
@@ -61,7 +62,7 @@ def export(
     stages: Stages | None = None,
     progress: Callable[[str], None] = lambda stage: None,
     remarks: Sequence[str] = (),
-    **keywords: Unpack[Keywords],
+    **keywords: Any,
 ) -> ExportResult:
     """Export a model to ``path``, with every node tagged with the module call that it came from.
 
@@ -120,34 +121,25 @@ class _Job:
     unrepeatable: Sequence[Unrepeatable]
     remarks: Sequence[str]
 
-    def export_by(
-        self,
-        frontend: FrontEnd,
-        attempts: Sequence[Attempt],
-        keep_anyway: bool,
-        fixed: Sequence[FixedAxis] = (),
-        ones: Collection[Axis] = (),
-    ) -> ExportResult:
-        """Export with a front end. The files are moved into place if everything succeeds.
-
-        Args:
-            fixed: Axes that have to have the size of the example.
-            ones: Those of them that are one in the example, as ``tensors_in`` names them, and one in the capture.
-        """
-        with self.stages("repeat"):
-            captured = self._for_capture(ones)
-        try:
-            with turned_off(*([] if self.options.capture.reuse else ["once"])):
-                return self._export_by(frontend, attempts, keep_anyway, fixed, captured)
-        except FixedAxesError as error:
-            more = captured.as_in_example(error.axes)
-            ones = [*ones, *captured.wide_axes(error.axes)]
-        except (CaptureError, CheckError) as error:
-            if not captured.wide or self._names_one_of(captured.axes_of_file):
-                raise
-            reason = f"with another size in the example the export fails: {error_line(error)}"
-            more, ones = captured.all_as_in_example(reason), [*ones, *captured.wide]
-        return self.export_by(frontend, attempts, keep_anyway, [*fixed, *more], ones)
+    def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
+        """Export with a front end, again while axes turn out to be fixed. The files are moved into place at the end."""
+        fixed: list[FixedAxis] = []
+        ones: list[Axis] = []
+        while True:
+            with self.stages("repeat"):
+                captured = self._for_capture(ones)
+            try:
+                with turned_off(*([] if self.options.capture.reuse else ["once"])):
+                    made = self._export_by(frontend, attempts, keep_anyway, fixed, captured)
+            except (CaptureError, CheckError) as error:
+                if not captured.wide or self._names_one_of(captured.axes_of_file):
+                    raise
+                reason = f"with another size in the example the export fails: {error_line(error)}"
+                fixed, ones = [*fixed, *captured.all_as_in_example(reason)], [*ones, *captured.wide]
+                continue
+            if isinstance(made, ExportResult):
+                return made
+            fixed, ones = [*fixed, *captured.as_in_example(made)], [*ones, *captured.wide_axes(made)]
 
     def _for_capture(self, ones: Collection[Axis]) -> CaptureInputs:
         """The inputs of the capture, whose axes have another size than one where that can be dynamic."""
@@ -174,14 +166,20 @@ class _Job:
         keep_anyway: bool,
         fixed: Sequence[FixedAxis],
         captured: CaptureInputs,
-    ) -> ExportResult:
+    ) -> ExportResult | Sequence[FixedAxis]:
+        """The export, or the axes that have to be fixed in another one.
+
+        Args:
+            fixed: Axes that have to have the size of the example.
+        """
         model, inputs, options, stages = self.model, captured.inputs, self.options, self.stages
         folder = Path(options.tags.dag_dir) if options.tags.dag_dir is not None else None
         with stages("capture"):
             tree = module_tree(model)
             how = options.for_capture() | {"ones": not captured.fixes_ones}
             exported = self._named(capture(model, inputs, frontend, **how), inputs)
-            captured.check_takes_example(exported, unchecked=not options.checks.check)
+            if other_sizes := captured.axes_of_other_sizes(exported, unchecked=not options.checks.check):
+                return other_sizes
             exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
             exported = with_fixed_axes(exported, {(axis.input, axis.axis): axis.size for axis in fixed})
         with stages("optimize"):
@@ -211,6 +209,9 @@ class _Job:
                 exported.answered or any(attempt.asks_for_values for attempt in attempts),
             )
             check, verified, sizes = checks.run(must_pass=not keep_anyway)
+            if sizes.to_fix:
+                replacement.drop()
+                return sizes.to_fix
             described, functions, weights = written.described, written.functions, written.weights
             hierarchy = described.hierarchy
             if not options.tags.documents:

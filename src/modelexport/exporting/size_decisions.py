@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.constant_axes import find_constant_axes
-from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis, Run, axes_of, fixed_axis_message
+from modelexport.exporting.fixed_axes import FixedAxis, Run, axes_of, fixed_axis_message
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.settled_conditions import EQUAL, Settled, settle_conditions, without_implied
 from modelexport.exporting.size_trials import SizeTrials
@@ -35,6 +35,8 @@ class SizesFound:
     """The conditions under which it is right."""
     constant: Sequence[FixedAxis] = ()
     """Axes of which the capture made a constant, though the model accepts other sizes."""
+    to_fix: Sequence[FixedAxis] = ()
+    """Axes that the file fixes and that need not be dynamic: it has to be made again without them."""
     refusal: str = ""
     """Why the file is not what was asked for; empty if it is."""
 
@@ -57,9 +59,6 @@ def find_sizes(
             runs.
         every: Whether all axes have to be dynamic, and not only those with names.
         example: The inputs that a person gave, with which the file has to be right, if they have other sizes.
-
-    Raises:
-        FixedAxesError: The file fixes sizes of axes that need not be dynamic.
     """
     from modelexport.exporting.unrecorded_decisions import SizesTried
     from modelexport.pytorch.inputs.other_sizes import changeable_sizes, symbol_sizes
@@ -83,10 +82,10 @@ def find_sizes(
     constant = find_constant_axes(sides, inputs, exported, names)
     refused = [fixed_axis_message(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
     if fixed and not refused:
-        raise FixedAxesError(fixed)
+        return SizesFound(kept, to_fix=fixed)
     differing = (item for item in kept if item.formula in reasons)
     refused += [refusal_for_condition(item) for item in differing if every or names.asked.intersection(item.symbols)]
-    return SizesFound(kept, constant, next(iter(refused), ""))
+    return SizesFound(kept, constant, refusal=next(iter(refused), ""))
 
 
 def _narrowed_to_one_size(

@@ -79,6 +79,10 @@ class Replacement:
         self.folders.append(Staged(staging, directory, package))
         return staging
 
+    def drop(self) -> None:
+        """Move nothing of what was written until now."""
+        self.folders = []
+
     def commit(self) -> None:
         """Move the files.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.result_display import Rows as TableRows
@@ -17,7 +17,7 @@ from modelexport.core.text import error_line, plural
 from modelexport.core.timed_stages import Stages, with_progress
 from modelexport.errors import CaptureError, CheckError, ModelExportError, UsageError
 from modelexport.exporting.export_result import ExportResult
-from modelexport.exporting.options import Keywords, Options, PackageOptions
+from modelexport.exporting.options import Options, PackageOptions
 from modelexport.exporting.pipeline import export
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
@@ -84,7 +84,7 @@ def export_package(
     options: Options | None = None,
     stages: Stages | None = None,
     progress: Callable[[str], None] = lambda stage: None,
-    **keywords: Unpack[Keywords],
+    **keywords: Any,
 ) -> PackageResult:
     """Export a model to a folder: the graphs that it runs, their weights once, and the files that runtimes need.
 
@@ -203,7 +203,7 @@ def _export_each(
         own_stages = stages.within(part.name)
         # A part without an argument that another part has keeps no constant for it.
         own = [input_name for input_name in constants if input_name in part.inputs or input_name not in taken]
-        keywords: Keywords = {
+        keywords: dict[str, Any] = {
             "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else kind.name_values,
             "constants": [*own, *part.constants],
             "dynamic": not part.constants,  # what depends on the values of constants has their sizes

@@ -71,7 +71,7 @@ class TaggedOnnxExporter(OnnxExporter):
                 dynamic=config.dynamic,
                 opset=config.opset_version,
                 optimized=config.optimize,
-                fuse=fuse,  # type: ignore[arg-type]  # a literal
+                fuse=fuse,
             )
             program = ir.load(path)
             ir.external_data.load_to_model(program)
