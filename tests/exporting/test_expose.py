@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import export, load, retag, verify
+from modelexport import export, load, retag, verify, verify_reference
 from modelexport.capture import FrontEnd
 from modelexport.errors import UsageError
 from modelexport.tagged.encodings import Encoding
@@ -93,7 +93,7 @@ def test_exposed_outputs_are_what_hooks_see_and_stand_behind_those_of_the_model(
     )
     assert result.verified is not None
     assert result.verified.agrees
-    assert verify(result).agrees
+    assert verify_reference(result).agrees
     found = outputs_of(result.path, x)
     assert set(list(found)[1:]) == EXPOSED
     right = seen(model, x)

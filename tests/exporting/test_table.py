@@ -35,7 +35,8 @@ def walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def properties(proto: onnx.NodeProto | onnx.TensorProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in proto.metadata_props}
+    """All but the line of code, which changes with every line above it."""
+    return {entry.key: entry.value for entry in proto.metadata_props if entry.key != "modelexport.line"}
 
 
 def said_by(path: Path) -> dict[str, Any]:
