@@ -70,6 +70,8 @@ def plural(count: int, noun: str) -> str:
 
 def percent_text(share: float) -> str:
     """``1.25 %``, or ``1.3e-06`` for a share that is hardly any."""
+    if share >= 10:
+        return f"{100 * share:,.0f} %"
     return f"{100 * share:.3g} %" if share >= 1e-5 or not share else f"{share:.1e}"
 
 

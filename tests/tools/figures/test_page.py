@@ -275,3 +275,12 @@ def test_ten_thousand_nodes_are_shown(window: Browser, tmp_path: Path) -> None:
     window.click("#tree [data-address]")
     assert window.count("#detail .nodes tr") == 10
     assert window.complaints() == []
+
+
+@needs_browser
+def test_an_address_among_the_facts_leads_to_its_module(exported: Exporter, window: Browser, tmp_path: Path) -> None:
+    facts = [("Verification", [("first diverging", "encoder.layer.1")])]
+    write_page(tmp_path / "page.html", Page(cost(exported("bert").path), "flops", facts))
+    window.open(tmp_path / "page.html")
+    window.click("#sections td button")
+    assert window.texts("#chosen") == ["encoder.layer.1"]

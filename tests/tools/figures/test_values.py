@@ -65,3 +65,12 @@ def test_values_of_pytorch_are_beside_those_of_the_file(exported: Exporter) -> N
     row = next(row for row in table.rows() if row.address == "encoder.layer.0.output.LayerNorm")
     assert row.own["torch_largest"] == pytest.approx(row.own["largest"], rel=1e-4)
     assert row.own["torch_smallest"] == pytest.approx(row.own["smallest"], rel=1e-4)
+
+
+def test_the_page_names_the_modules_that_float16_cannot_hold(tmp_path: Path) -> None:
+    nodes = [make_node("Mul", ["x", "large"], ["y"], "/up/Mul")]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(np.array(6e4, np.float32), "large")])
+    save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "m.onnx")
+    found = modelexport.values(tmp_path / "m.onnx", [{"x": np.array([3, 1], np.float32)}])
+    assert ("up", "up to 1.8e+05, beyond float16") in found.section[1]

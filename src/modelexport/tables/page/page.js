@@ -24,13 +24,19 @@ function show(part) {
   document.title = `${data.name} by module`;
   choices(byId("column"), shown.map(which => [which.name, title(which)]), column.name);
   byId("sections").replaceChildren();
+  const linkTo = new Map(rows.filter(row => row.address).map(row => [row.address, () => {
+    const button = make("button", { type: "button", title: "show this module" });
+    button.append(...breakable(row.address));
+    button.addEventListener("click", () => { zoom(root); choose(row); });
+    return button;
+  }]));
   for (const [heading, lines] of data.sections) {
     const table = make("table"), section = make("details", { open: "" });
     for (const cells of lines) {
       const line = make("tr");
       cells.forEach((cell, index) => {
         const made = make(index ? "td" : "th");
-        made.append(...index ? [cell] : breakable(cell));
+        made.append(...linkTo.has(cell) ? [linkTo.get(cell)()] : index ? [cell] : breakable(cell));
         line.append(made);
       });
       table.append(line);

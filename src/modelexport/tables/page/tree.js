@@ -25,16 +25,19 @@ function drawLargest() {
   byId("largest-title").textContent = `Largest ${title(column)}`;
   byId("largest").replaceChildren(...[...groups].sort((a, b) => b[1].figure - a[1].figure).slice(0, 5).map(([pattern, group]) => {
     const line = make("tr"), head = make("th"), button = make("button", { type: "button", title: "show these in the tree" });
-    button.append(...breakable(pattern));
+    const most = group.rows.reduce((best, row) => number(row.own[column.name]) > number(best.own[column.name]) ? row : best);
+    button.append(...breakable(group.rows.length > 1 ? pattern : name(most)));
     button.addEventListener("click", () => {
       search(group.rows.length > 1 ? pattern : "");
       zoom(root);
-      choose(group.rows.reduce((most, row) => number(row.own[column.name]) > number(most.own[column.name]) ? row : most));
+      choose(most);
     });
     head.append(button);
     const share = added && whole ? `, ${(100 * group.figure / whole).toPrecision(3)} %` : "";
-    const count = group.rows.length > 1 ? `, ${added ? "" : "at most, "}${group.rows.length} calls` : "";
-    line.append(head, make("td", {}, text(group.figure) + share + count));
+    const calls = group.rows.length, uneven = added && number(most.own[column.name]) > 1.5 * group.figure / calls;
+    const where = calls > 1 && !added ? ` in ${name(most)}` : "";
+    const count = calls > 1 ? `, ${calls} calls${uneven ? `, most of it in ${name(most)}` : ""}` : "";
+    line.append(head, make("td", {}, text(group.figure) + share + where + count));
     return line;
   }));
 }

@@ -101,12 +101,13 @@ def _page(
     computed: FileValues | None,
 ) -> Page:
     sections: list[Section] = []
-    other_file, other_cost, pairs = None, None, list[NodePair]()
+    other_file, other_cost, pairs, differs = None, None, list[NodePair](), False
     other = against.name if against is not None else ""
     if against is not None:
         from modelexport.tools.compare.against_file import verify_against
 
         losses = verify_against(tagged.path, against)
+        differs = losses.verdict == "differ"
         other_cost = cost(against)
         table = cost_against(table, other_cost).with_column(columns.ERROR, losses.errors)
         sections.append(_losses(against, losses))
@@ -125,7 +126,7 @@ def _page(
     sections.append(_facts(tagged))
     page = Page(
         table,
-        columns.FLOPS.name,
+        columns.ERROR.name if differs else columns.FLOPS.name,
         sections,
         part,
         other,
@@ -210,8 +211,7 @@ def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:
         first = report.diverging
-        code = f", {first.line}" if first.line else ""
-        lines.append(("first diverging", f"{first.address or '.'}{code}: {first.reason}"))
+        lines += [("first diverging", first.address or "."), (first.line, first.reason)]
     wrong = [call for call in report.calls if call.status == "differ" and call != report.diverging]
     lines += [(call.address or ".", call.reason) for call in wrong[:_LISTED]]
     return f"Verification: {_SAID[report.verdict]}", lines

@@ -84,6 +84,7 @@ class FileValues:
         """What the page says about NaN and infinities."""
         lines = self.lines or ["none reaches an output"]
         more = [("inside", describe_origin(origin, self.found.runs)[0]) for origin in self.found.inside]
+        more += [(call.address or ".", f"up to {reach:.4g}, beyond float16") for call, reach in self.beyond_float16[:5]]
         return "NaN and infinities", [
             ("" if index else "first", line.strip()) for index, line in enumerate(lines)
         ] + more
@@ -100,6 +101,15 @@ class FileValues:
             for node, mine in zip(table.nodes, own, strict=False)
         ]
         return replace(table, columns=(*table.columns, *self.table.columns), nodes=(*nodes, *table.nodes[len(own) :]))
+
+    @property
+    def beyond_float16(self) -> list[tuple[ModuleCall, float]]:
+        """The calls whose own values float16 cannot hold, to the largest size of these; the largest first."""
+        found: dict[ModuleCall, float] = {}
+        for value, numbers in self.found.ranges.items():
+            if numbers.reach > LARGEST_FLOAT16 and (call := _call_of(value)) is not None:
+                found[call] = max(found.get(call, 0.0), numbers.reach)
+        return sorted(found.items(), key=lambda item: -item[1])
 
     @cached_property
     def lines(self) -> list[str]:
