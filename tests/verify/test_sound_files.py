@@ -27,7 +27,7 @@ TRACED = ("blocks", "recurrent", "bert")
 
 
 def proven(model: nn.Module, inputs: Any, folder: Path, **options: Any) -> VerifyReport:
-    export(model, inputs, folder / "x.onnx", **options)
+    export(model, inputs, folder / "x.onnx", check=False, **options)
     return verify(model, inputs, folder / "x.onnx")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,6 +141,14 @@ CASES = {
 }
 
 
+def quick(names: Iterable[str]) -> list[Any]:
+    """Two of these checkpoints, the same ones for each test, since every checkpoint is written and exported."""
+    return [
+        pytest.param(name, marks=() if name in ("gptq with activation order", "awq") else pytest.mark.slow)
+        for name in names
+    ]
+
+
 @dataclass(frozen=True)
 class Made:
     written: Written
@@ -204,8 +212,7 @@ def stored(model: onnx.ModelProto, layer: str) -> Stored:
     return Stored(np.stack(numbers, axis=2).reshape(rows, columns), scales, zeros, order)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.settings is not FOUR_BITS])
+@pytest.mark.parametrize("name", quick(name for name, case in CASES.items() if case.settings is not FOUR_BITS))
 def test_numbers_scales_and_zero_points_are_those_of_the_checkpoint(name: str, made: Callable[[str], Made]) -> None:
     model = onnx.load(made(name).path)
     for layer, plain in made(name).written.plain.items():
@@ -234,8 +241,7 @@ def test_numbers_and_scales_of_a_table_are_those_of_the_checkpoint(name: str, ma
         assert values[node.input[2]].tobytes() == plain.absmax.astype(np.float32).tobytes()
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES))
 def test_logits_and_64_tokens_are_those_of_the_dense_model(name: str, made: Callable[[str], Made]) -> None:
     session, dense = onnxruntime.InferenceSession(made(name).path), made(name).written.dense
     with torch.no_grad():
