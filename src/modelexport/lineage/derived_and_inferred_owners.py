@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -11,7 +12,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import IDENTITY, all_nodes, consumers, enclosing_nodes
-from modelexport.graph.snapshot import SourceGraph
+from modelexport.graph.snapshot import SourceGraph, SourceNode
 
 
 class LostCalls:
@@ -89,6 +90,31 @@ class DerivedOwners(dict[tuple[tuple[ModuleCall, ...], str], Owner]):
         calls, line = key
         owner = self[key] = Owner(calls, Evidence.DERIVED, line)
         return owner
+
+
+def owner_of_replaced(
+    replaced: Sequence[SourceNode], behind: Sequence[Collection[ModuleCall]], derived: DerivedOwners, *, same: bool
+) -> Owner | None:
+    """The owner of a node that replaces nodes of the source graph.
+
+    Args:
+        behind: For each of them, the calls of the lost nodes before it that the node replaces, too.
+        same: Whether it has the operator of the first, and is not a variant of it.
+    """
+    if same and len(replaced) == 1 and not any(behind):
+        return replaced[0].owner
+    owners = [before.owner for before in replaced if before.owner is not None]
+    calls = dict.fromkeys(chain(*(owner.calls for owner in owners), *behind))
+    return derived[tuple(calls), owners[0].line if owners else ""] if calls else None
+
+
+def complete_owners(
+    nodes: Sequence[ir.Node], new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node], derived: DerivedOwners
+) -> None:
+    """Assign owners to the nodes that replace none, and to those whose source nodes had none, then lines to all."""
+    place_new_nodes(new, enclosing, derived)
+    infer_from_neighbors(nodes, enclosing)
+    complete_lines(nodes, enclosing)
 
 
 def place_new_nodes(

@@ -18,16 +18,14 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
-from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.node_owners import OWNER
+from modelexport.graph.node_owners import set_owner
 from modelexport.graph.nodes import IDENTITY, enclosing_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
 from modelexport.lineage.derived_and_inferred_owners import (
+    DerivedOwners,
     LostCalls,
-    complete_lines,
-    infer_from_neighbors,
-    place_new_nodes,
+    complete_owners,
+    owner_of_replaced,
 )
 from modelexport.lineage.matching.by_position import are_equal
 
@@ -46,16 +44,15 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
     for node in reversed(scopes):
         for index in state.matches.get(node, ()):
             state.match_inputs(node, source.nodes[index])
-    lost = LostCalls(source, state.values)
+    lost, derived = LostCalls(source, state.values), DerivedOwners()
     for node in scopes:
-        owner = _owner(node, [source.nodes[index] for index in state.matches.get(node, ())], lost)
-        node.meta.pop(OWNER, None)
-        if owner is not None:
-            node.meta[OWNER] = owner
-    enclosing = enclosing_nodes(scopes)
-    place_new_nodes([node for node in scopes if node not in state.matches], enclosing)
-    infer_from_neighbors(scopes, enclosing)
-    complete_lines(scopes, enclosing)
+        replaced = [source.nodes[index] for index in state.matches.get(node, ())]
+        same = bool(replaced) and node.op_identifier() == replaced[0].op
+        owning = [call for before in replaced if before.owner is not None for call in before.owner.calls]
+        behind = [{} if same else lost.behind(before.inputs, owning) for before in replaced]
+        set_owner(node, owner_of_replaced(replaced, behind, derived, same=same))
+    new = [node for node in scopes if node not in state.matches]
+    complete_owners(list(scopes), new, enclosing_nodes(scopes), derived)
     for name in source.producer:
         if name not in state.values and (value := state.values.get(state.unchanged(name))) is not None:
             state.values[name] = value
@@ -135,21 +132,3 @@ class _State:
         """The name that a value would have in the snapshot."""
         producer = value.producer()
         return f"{self.scopes.get(producer, '') if producer is not None else ''}{value.name}"
-
-
-def _owner(node: ir.Node, replaced: list[SourceNode], lost: LostCalls) -> Owner | None:
-    """The owner of a node, given the source nodes that it replaces."""
-    if not replaced:
-        return None
-    same = node.op_identifier() == replaced[0].op
-    if same and len(replaced) == 1 and replaced[0].owner is not None:
-        return replaced[0].owner
-    calls: dict[ModuleCall, None] = {}
-    for before in replaced:
-        calls.update(dict.fromkeys(before.owner.calls if before.owner is not None else ()))
-    if not same:
-        owning = tuple(calls)
-        for before in replaced:
-            calls.update(lost.behind(before.inputs, owning))
-    line = next((before.owner.line for before in replaced if before.owner is not None), "")
-    return Owner(tuple(calls), Evidence.DERIVED, line) if calls else None

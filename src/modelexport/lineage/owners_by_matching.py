@@ -20,17 +20,11 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.lineage.derived_and_inferred_owners import (
-    LostCalls,
-    complete_lines,
-    infer_from_neighbors,
-    place_new_nodes,
-)
+from modelexport.lineage.derived_and_inferred_owners import LostCalls, complete_owners, owner_of_replaced
 from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
 from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
@@ -118,9 +112,7 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
         elif reason is not None and [state.source.nodes[index].owner for index in state.matches[node]] != [owner]:
             several[node] = reason
     new = [node for node in unowned if node not in state.matches]
-    place_new_nodes(new, state.enclosing, state.derived)
-    infer_from_neighbors(unowned, state.enclosing)
-    complete_lines(state.nodes, state.enclosing)
+    complete_owners(state.nodes, new, state.enclosing, state.derived)
     for node in new:
         owner = owner_of(node)
         if owner is not None and len(owner.calls) > 1:
@@ -132,33 +124,11 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
     """The owner of a matched node, and why it has several."""
     replaced = [state.source.nodes[index] for index in state.matches[node]]
     same = node not in state.approximate and node.op_identifier() == replaced[0].op
-    return _owner_of(state, [(before, not _takes_result(state, node, before)) for before in replaced], lost, same=same)
-
-
-def _owner_of(
-    state: Matching, replaces: Sequence[tuple[SourceNode, bool]], lost: LostCalls, *, same: bool
-) -> tuple[Owner | None, Reason | None]:
-    """The owner of a node, and why it has several.
-
-    Args:
-        replaces: The source nodes that it replaces, each with whether it also replaces the lost nodes before it.
-        same: Whether it has the operator of the source node that produces its output, and is not a variant of it.
-    """
-    fused: dict[ModuleCall, None] = {}
-    calls: dict[ModuleCall, None] = {}
-    for before, whole in replaces:
-        if before.owner is not None:
-            calls.update(dict.fromkeys(before.owner.calls))
-        if whole:
-            fused |= lost.behind(before.inputs)
-    if same and len(replaces) == 1 and not fused:
-        return replaces[0][0].owner, None
-    calls |= fused
-    if not calls:
-        return None, None
-    reason: Reason = "merged" if same and not fused else "fused"
-    line = next((before.owner.line for before, _ in replaces if before.owner is not None), "")
-    return state.derived[tuple(calls), line], reason if len(calls) > 1 else None
+    behind = [{} if _takes_result(state, node, before) else lost.behind(before.inputs) for before in replaced]
+    owner = owner_of_replaced(replaced, behind, state.derived, same=same)
+    several = owner is not None and len(owner.calls) > 1 and (any(behind) or not same or len(replaced) > 1)
+    reason: Reason = "merged" if same and not any(behind) else "fused"
+    return owner, reason if several else None
 
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
