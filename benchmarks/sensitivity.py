@@ -34,12 +34,13 @@ from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
 import modelexport
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
+from modelexport.tools.quantize.executors import open_switched
 from modelexport.tools.quantize.methods import parse_method
 from modelexport.tools.quantize.metrics_and_bounds import METRICS
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import quantize_model, weights_size
 from modelexport.tools.quantize.search_within_bound import search
-from modelexport.tools.quantize.sensitivity import measure_alone, open_switched, rank_correlation
+from modelexport.tools.quantize.sensitivity import measure_alone, rank_correlation
 from modelexport.tools.quantize.switched_model import find_units
 from modelexport.traces.calibration_data import RunInputs, read_data
 

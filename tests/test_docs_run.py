@@ -85,6 +85,12 @@ def model_of_sequences() -> None:
     )
 
 
+def trained_net() -> None:
+    """The file that the page of models trained with quantization shows; torch says that torch.ao will move."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trained-quantization.md").read_text(), re.S)
+    Path("qat_net.py").write_text(f"import warnings\n\nwarnings.simplefilter('ignore')\n{code}")
+
+
 def command(*words: str) -> Callable[[], None]:
     def call() -> None:
         done = run(*words)
@@ -114,6 +120,7 @@ PAGES = [
     Page("read", fails=["nodes bert-tiny.onnx node_linear"], slow=False),
     Page("extract", without=["extract detector.onnx"], slow=False),
     Page("weights", [other_weights], bert_tiny, slow=False),
+    Page("trained-quantization", [trained_net], fails=["export qat_net.py:observing"]),
     Page("split", without=["options = "], slow=False, names=lambda: {"inputs": feeds()}),
     Page("place", slow=False),
     Page(

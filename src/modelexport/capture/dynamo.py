@@ -52,9 +52,11 @@ from modelexport.capture.opset_conversion import convert_to_opset, translated_op
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
+from modelexport.capture.quantizers_in_training import ObserverError, with_flags_known, with_plain_quantizers
 from modelexport.capture.recorded_conditions import RecordedConditions
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.fourier import hide_sizes_of_transforms
+from modelexport.capture.repairs.integer_weights import prepare_integer_weights
 from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
@@ -70,7 +72,7 @@ from modelexport.capture.transformers_exporter import (
 )
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import raised_first
+from modelexport.core.text import chained, raised_first
 from modelexport.errors import CaptureError
 from modelexport.graph.size_symbols import rename_sizes
 from modelexport.pytorch.calls.call_recorder import CallRecorder
@@ -140,6 +142,8 @@ def capture_by_dynamo(
                 captured, args, keywords, dynamic=dynamic, ones=ones, opset=translated_in
             )
         except Exception as error:  # of the model, of torch, of its exporter
+            if unfinished := next((each for each in chained(error) if isinstance(each, ObserverError)), None):
+                raise unfinished from None
             failed, cause = _explained(error, recorder, way_out(model, error)), error
     if failed is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
@@ -186,7 +190,10 @@ def _replacements(
         "traced constants": lambda _: READABLE,
         "print": lambda _: lambda *text, **options: None,
         "decompose": with_decompositions,
-        "prepare": lambda whole: outputs_converted_back(decomposed_once(whole, calls, ADDRESS_KEY)),
+        "prepare": lambda whole: with_plain_quantizers(
+            outputs_converted_back(decomposed_once(whole, calls, ADDRESS_KEY))
+        ),
+        "flags": with_flags_known,
         "translate": lambda export: with_translations(export, programs, translated),
         "parsed": parsed_when_used,
         "signatures": signed_when_used,
@@ -261,6 +268,7 @@ def _with_owners(
             seen = trace_calls(model, *run_arguments(inputs)).calls
     owners = FxOwners(model, seen, fx_graphs)
     calls = owners.assign(translated)
+    prepare_integer_weights(translated)
     if output_names is None:
         output_names = tuple(spec.name for spec in seen[0].outputs)
     if len(output_names) != len(translated.graph.outputs):

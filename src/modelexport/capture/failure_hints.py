@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 from torch import nn
-from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
+from modelexport.capture.quantizers_in_training import STILL_OBSERVED
 from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import chained, name_of_code
@@ -29,9 +29,8 @@ def way_out(model: nn.Module, error: BaseException) -> str:
         "; weights are quantized and packed: export the model before quantizing it, and quantize the file": any(
             map(_is_packed, modules)
         ),
-        "; a module is prepared for quantization-aware training: export the model as it was before prepare_qat, "
-        "with the trained weights, and quantize the file": any(
-            isinstance(module, FakeQuantizeBase) for module in modules
+        f"; a module {STILL_OBSERVED}": any(
+            name.endswith("observer_enabled") and bool(flag.any()) for name, flag in model.named_buffers()
         ),
         "; of packed sequences, those are exported that forward packs itself, by the front end dynamo": _has_local(
             error, PackedSequence

@@ -114,6 +114,8 @@ TABLE: Mapping[str, Patch] = {
         "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),
     "print": Patch("dynamo", "torch.export._trace:print", None,
         "torch.export does not print a graph when it fails", "failures are long"),
+    "flags": Patch("dynamo", "torch.export._trace:_fakify_params_buffers", "fake_mode mod",
+        "Python may ask a module whether it quantizes", "no exports of models with FakeQuantize"),
     # Private names that are called
     "proxies": Patch("dynamo", "torch.fx.experimental.proxy_tensor:get_proxy_mode", "",
         "finds the FX nodes of what calls get and return", "boundaries of calls are not known"),

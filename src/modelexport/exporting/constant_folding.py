@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 from onnxscript import optimizer
 
 from modelexport.capture.patches import replaced
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
+from modelexport.weights.entries_of_initializers import Computed
 from modelexport.weights.packed import repacking as packed
-from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
+from modelexport.weights.recorded_transforms import compute_planned, run_operator, since_version, tensor_attributes
 
 _LARGEST_INPUT, _LARGEST_OUTPUT = 8_192, 512 * 512
 """Elements: the limits of onnxscript's folding, so that parameters are folded when the bare exporter folds them."""
@@ -83,6 +85,42 @@ def _unpacked(node: ir.Node, inputs: Sequence[ir.TensorProtocol]) -> ir.TensorPr
         return ir.Tensor(packed.run(node.op_type, attributes, [tensor.numpy() for tensor in inputs]), dtype=dtype)
 
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
+
+
+def fold_quantized(model: ir.Model, tensors: dict[ir.Value, ir.TensorProtocol], computed: Computed) -> None:
+    """Replace the integers of weights that a model quantizes itself by initializers, and their scales and zero points.
+
+    Args:
+        tensors: The tensors of parameters. Those of the new initializers are added.
+    """
+    values: dict[ir.Value, None] = {}
+    for node in [node for node in model.graph if node.op_type in ("QuantizeLinear", "DequantizeLinear")]:
+        values.update(dict.fromkeys(value for value in node.inputs[1:] if value is not None))
+        integers = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+        if integers is not None and _is_quantized(integers):
+            values[integers] = None
+    entries = {key: tensor for value, tensor in tensors.items() for key in computed.names.get(value.name or "", ())}
+    for value in values:
+        maker = value.producer()
+        plan = computed.plan_if_small(value.name or "") if maker is not None and computed.depends(value.name) else None
+        if maker is None or plan is None:
+            continue
+        array = compute_planned(plan, {key: entries[key].numpy() for key in plan.inputs()})
+        tensor = ir.tensor(array, name=value.name)
+        folded = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
+        tensors[folded] = tensor
+        model.graph.initializers.add(folded)
+        ir.convenience.replace_nodes_and_values(model.graph, maker, [maker], [], maker.outputs, [folded])
+    if values:
+        passes.RemoveUnusedNodesPass()(model)
+
+
+def _is_quantized(value: ir.Value) -> bool:
+    """Whether a value was rounded to integers, and perhaps clamped or moved after that."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Clip", "Transpose", "Reshape") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "QuantizeLinear"
 
 
 class FoldParameters(ir.passes.InPlacePass):

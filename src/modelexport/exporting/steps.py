@@ -16,7 +16,7 @@ from modelexport.core.tags import Tags
 from modelexport.core.text import root_cause
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
-from modelexport.exporting.constant_folding import fold_packed
+from modelexport.exporting.constant_folding import fold_packed, fold_quantized
 from modelexport.exporting.graph_passes import finish, optimize_graph
 from modelexport.exporting.markdown_report import report_path
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
@@ -94,6 +94,7 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     entries = state_dict_entries(model, parameters, graph)
     tensors = detach_parameters(graph, parameters, {} if weights is None else weights.tensors)
     fold_packed(graph, tensors)
+    fold_quantized(graph, tensors, computed)
     return Unoptimized(source, computed, tensors, entries)
 
 

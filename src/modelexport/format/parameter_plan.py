@@ -24,6 +24,11 @@ class ParameterPlan(msgspec.Struct, frozen=True):
         """Whether the steps can be run: a step of another tool is recorded without its computation."""
         return not any((step.domain, step.op_type) == (UNRECORDED_DOMAIN, UNRECORDED) for step in self.steps)
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether numbers are rounded to integers on the way."""
+        return any(step.op_type == "QuantizeLinear" for step in self.steps)
+
     def inputs(self) -> list[str]:
         """The keys that the steps use: the first name of each parameter."""
         named = {name for step in self.steps for name in step.inputs}

@@ -41,6 +41,12 @@ THROUGH = option(
     flag="--through",
     metavar="COMMAND",
 )
+JOBS = option(
+    None,
+    "Measure modules in N processes; in Python, `executor=` spreads them over machines.",
+    metavar="N",
+    least=1,
+)
 INPUTS = option(
     None,
     'Example inputs: {"name": {"dtype", "shape", "range"|"value"}}, or arrays by name (.npz, .safetensors).',

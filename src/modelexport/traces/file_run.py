@@ -150,6 +150,12 @@ class FileRun:
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     yield node.outputs[0], partial(_unchanged, array)
 
+    def quantized_weights(self) -> list[ir.Value]:
+        """The initializers that are integers which the file computes from parameters."""
+        plans = ((value, parameter_plan(value)) for value in initializers(self._model))
+        rounding = [(value, plan) for value, plan in plans if plan is not None and plan.quantizes]
+        return [value for value, _ in rounding if value.dtype is not None and not value.dtype.is_floating_point()]
+
     def last_uses(self, graph: ir.Graph) -> Mapping[ir.Node, list[ir.Value]]:
         """The values of a graph that neither it nor a nested graph uses after a node of it."""
         if graph not in self._uses:

@@ -219,15 +219,18 @@ def _is_rounded(result: Content, array: Any, unit: float) -> bool:
     return bool((np.abs(exact - array) <= 4 * unit * size).all())
 
 
-def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collection[str] = ()) -> dict[ir.Value, Any]:
+def computed_weights(
+    run: FileRun, read: Callable[[str], Any], changed: Collection[str] = (), *, exact: bool = True
+) -> dict[ir.Value, Any]:
     """The initializers that are computed from parameters, computed from these.
 
     Args:
         read: Gives a parameter by its ``state_dict`` key, as the run has it.
         changed: Parameters whose numbers are not those of the file: initializers that are such a one are given, too.
+        exact: Whether the model ran in float64, in which other numbers are halfway between two integers.
     """
     weights = {}
-    for value, _ in run.constants():
+    for value in (*(value for value, _ in run.constants()), *(run.quantized_weights() if exact else ())):
         plan = parameter_plan(value)
         if plan is None or not plan.recorded or (is_moved_parameter(value) and not {*plan.keys} & {*changed}):
             continue

@@ -15,6 +15,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
 from onnx.reference.ops.op_gru import GRU as GRU_14
 from onnx.reference.ops.op_lstm import LSTM as LSTM_14
+from onnx.reference.ops.op_quantize_linear import QuantizeLinear_21
 from onnx.reference.ops.op_rnn import RNN_14
 from onnx.reference.ops.op_split import Split_18
 
@@ -84,6 +85,22 @@ class ReduceLogSumExp(OpRun):
         along: Any = () if noop_with_empty_axes else None
         along = along if axes is None or not len(axes) else tuple(axes)
         return (np.logaddexp.reduce(x, along, None, None, bool(keepdims)),)  # type: ignore[call-overload]
+
+
+TIES = 2.0**30
+"""Numbers are rounded to multiples of its inverse before they are rounded to integers: what is half an integer but for
+the last bits of a float64 is rounded to the even one in every run."""
+
+
+class QuantizeLinear(QuantizeLinear_21):
+    def _run(  # type: ignore[override]
+        self, x: Any, scale: Any, zero_point: Any = None, axis: int = 1, block_size: int = 0, **how: Any
+    ) -> tuple[Any, ...]:
+        if x.dtype == np.float64 and scale.ndim < 2:
+            sizes = [-1, *[1] * (x.ndim - axis % x.ndim - 1)] if scale.ndim and x.ndim else []
+            x, scale = np.rint(x / scale.reshape(sizes) * TIES) / TIES, np.array(1.0)
+        wanted = {name: how[name] for name in ("saturate", "output_dtype") if name in how}
+        return super()._run(x, scale, zero_point, axis=axis, block_size=block_size, **wanted)  # type: ignore[no-any-return]
 
 
 class GlobalLpPool(OpRun):
@@ -359,6 +376,7 @@ def by_element(name: str, function: Callable[[Any], Any]) -> type[OpRun]:
 
 HardSwish = by_element("HardSwish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
 Mish = by_element("Mish", lambda x: x * np.tanh(np.logaddexp(x, 0)))
+Round = by_element("Round", lambda x: np.rint(np.rint(x * TIES) / TIES if x.dtype == np.float64 else x))
 Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
 
 KERNELS = {
@@ -366,8 +384,8 @@ KERNELS = {
     for kernel in (
         AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, by_element("Erf", erf), GatherElements, GatherND,
         Gelu, GlobalLpPool, GlobalMaxPool, GridSample, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN,
-        LSTM, MaxPool, MeanVarianceNormalization, Mish, ReduceLogSumExp, Resize, RNN, ScatterElements, ScatterND,
-        Softmax, SoftmaxCrossEntropyLoss, Softplus, Split,
+        LSTM, MaxPool, MeanVarianceNormalization, Mish, QuantizeLinear, ReduceLogSumExp, Resize, RNN, Round,
+        ScatterElements, ScatterND, Softmax, SoftmaxCrossEntropyLoss, Softplus, Split,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""

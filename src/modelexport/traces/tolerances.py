@@ -45,6 +45,9 @@ SCORES_OF_PYTORCH = 1e-6
 # Runs in the types of a model.
 TIMES_OWN = 16.0
 """How many times PyTorch's own error the file's may be, in ONNX Runtime."""
+ROUNDED_TO_STEPS = 2.0**-6
+"""How far off outputs may be in ONNX Runtime if the file rounds activations to 8 bits: the last bit of a number decides
+between two steps."""
 TIMES_ALLOWED = 10.0
 """How many times what is allowed a run in the model's types may be off without a look at its rounding."""
 TIMES_ONE_BIT = 64.0

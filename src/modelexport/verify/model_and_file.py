@@ -106,6 +106,12 @@ class ModelRuns:
         run = partial(trace_model, self.model, inputs, weights=self.weights, calls=False, wide=wide)
         return whole or self._once(("outputs", _contents(inputs), wide), run)
 
+    @property
+    def in_float64(self) -> bool:
+        """Whether the model ran in float64 where it was to: not if its code checks types."""
+        wide = [run for key, run in self._made.items() if isinstance(key, tuple) and key[-1] is True]
+        return all(run.is_float64 for run in wide)
+
     def own(self, inputs: Inputs) -> list[Any]:
         """What the model returns in its own types."""
         return self._once(("own", _contents(inputs)), lambda: returned_by(self.model, inputs))
@@ -247,7 +253,7 @@ class Sides:
         def read(key: str) -> Any:
             return self.run.widened(as_array(entries[key]) if weights is None else weights.tensors[key].numpy())
 
-        return computed_weights(self.run, read, changed)
+        return computed_weights(self.run, read, changed, exact=self.runs.in_float64)
 
     def settled(self, inputs: Inputs) -> Sides:
         """The same in the model's own types if what it computes in float64 is something else, but for rounding.

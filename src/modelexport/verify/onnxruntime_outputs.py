@@ -11,15 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.narrow_to_float32 import narrow_values
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.array_differences import Difference, compare_arrays, is_floating, relative_error
+from modelexport.traces.file_trace import REARRANGING
 from modelexport.traces.runtime_causes import cause_in_runtime
-from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
+from modelexport.traces.tolerances import ALLOWED, ROUNDED_TO_STEPS, TIMES_OWN
 
 
 @dataclass
@@ -52,7 +58,7 @@ def compare_as_run(
         exposed: The outputs that the model does not return.
         ran: The outputs of the file, if it was run before.
     """
-    note = ""
+    note, steps = "", output_steps(load_onnx(path))
     if ran is None:
         session, note = _open(path, provider)
         ran = run_session(session, inputs)
@@ -64,7 +70,9 @@ def compare_as_run(
             if place >= len(own_results):
                 differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
                 continue
-            differences.append(_compare(name, own_results[place], exact[place], array, ALLOWED[narrowest]))
+            least = max(ALLOWED[narrowest], ROUNDED_TO_STEPS if steps else 0.0)
+            found = _compare(name, own_results[place], exact[place], array, least)
+            differences.append(_within_step(found, own_results[place], array, steps.get(name)))
         missing = [i for i in range(len(actual), len(own_results)) if own_results[i].size]
         differences += [
             Difference(name=f"output {i}", status="differ", reason="the file has no such output") for i in missing
@@ -80,7 +88,56 @@ def compare_as_run(
             lambda again: bool(again) and all(output.status == "agree" for output in compare(again)),
             provider,
         )
-    return AsRun(outputs, cause, [note] if note else [])
+    return AsRun(outputs, cause, [*([note] if note else []), *_rounding_notes(outputs, steps)])
+
+
+def output_steps(model: ir.Model) -> dict[str, float | None]:
+    """The outputs of a file that rounds activations or weights to integers, each to its step if it is itself such an
+    integer times a step; empty for other files.
+    """
+    plans = map(parameter_plan, initializers(model))
+    rounds = any(node.op_type in ("QuantizeLinear", "Round") and not node.domain for node in all_nodes(model))
+    if not rounds and not any(plan is not None and plan.quantizes for plan in plans):
+        return {}
+    steps: dict[str, float | None] = {}
+    for value in model.graph.outputs:
+        node = value.producer()
+        while node is not None and node.op_type in REARRANGING and node.inputs and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        scale = node.inputs[1] if node is not None and node.op_type == "DequantizeLinear" else None
+        tensor = ir.convenience.get_const_tensor(scale) if scale is not None else None
+        steps[value.name or ""] = float(tensor.numpy().max()) if tensor is not None else None
+    return steps
+
+
+def _within_step(found: Difference, right: Any, actual: Any, step: float | None) -> Difference:
+    """A difference that is none if no element is more than a step off: rounding decides between two steps."""
+    if found.status != "differ" or step is None or right.shape != actual.shape:
+        return found
+    steps = np.abs(right.astype(np.float64) - actual) / step
+    return msgspec.structs.replace(found, status="agree", reason="") if (steps < _ONE_STEP).all() else found
+
+
+_ONE_STEP = 1.01
+"""A step, and the rounding of a product."""
+
+
+def _rounding_notes(outputs: Sequence[Difference], steps: Mapping[str, float | None]) -> list[str]:
+    """What is to be known of outputs that agree but for the rounding of activations to integers."""
+    notes = []
+    for output in outputs:
+        step = steps.get(output.name)
+        if output.status == "agree" and output.absolute and step is not None:
+            notes.append(
+                f"{output.name} is within one step of {step:.3g} in ONNX Runtime, off by {output.absolute / step:.2g} "
+                "steps"
+            )
+        elif output.status == "agree" and output.name in steps and (output.relative or 0) > ALLOWED["float32"]:
+            notes.append(
+                f"{output.name} is off by {output.relative:.1e} of its size in ONNX Runtime: the last bit of a number "
+                "decides between two steps of an activation"
+            )
+    return notes
 
 
 def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:

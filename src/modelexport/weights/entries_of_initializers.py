@@ -33,6 +33,9 @@ RECORDED_ELEMENTS = 1_000
 _EVALUATED_ELEMENTS = 8_192
 """Elements of the largest constant that is computed on the way to one that is recorded."""
 
+_EXPANDS_SINCE = 13
+"""The version of ``Expand`` by which a constant of equal elements is recorded."""
+
 _NAMED_OPERATORS = 3
 """The largest number of operators in the name of a folded initializer."""
 
@@ -163,7 +166,9 @@ class Computed:
         if name in self.recordable:
             return self.recordable[name]
         constant = self._constant(name)
-        return constant is not None and constant.size <= RECORDED_ELEMENTS and 0 not in constant.shape[:-1]
+        if constant is None or 0 in constant.shape[:-1]:
+            return False
+        return constant.size <= RECORDED_ELEMENTS or _is_uniform(constant)
 
     def _constant(self, name: str) -> np.ndarray | None:
         """A value that depends on parameters only by their shapes; ``None`` if it is large or cannot be computed."""
@@ -199,7 +204,7 @@ class Computed:
             return nothing
         dependent = any(self.depends(name) for name in node.outputs)
         return {
-            name: result if dependent or getattr(result, "size", np.inf) <= _EVALUATED_ELEMENTS else None
+            name: result if dependent or _is_kept(result) else None
             for name, result in zip(node.outputs, results, strict=False)
         } | dict.fromkeys(node.outputs[len(results) :], None)
 
@@ -219,8 +224,13 @@ class Computed:
             if value not in labels:
                 constant = self._constant(value)
                 assert constant is not None, "only recordable values are folded"
-                labels[value] = f"%{len(steps)}"
-                steps.append(TransformStep("Constant", attributes={"value": encode_tensor(constant)}))
+                shape = np.array(constant.shape, np.int64)
+                parts = [constant] if constant.size <= RECORDED_ELEMENTS else [constant.reshape(-1)[0], shape]
+                inputs = [f"%{len(steps) + index}" for index in range(len(parts))]
+                steps.extend(TransformStep("Constant", attributes={"value": encode_tensor(p)}) for p in parts)
+                if len(parts) > 1:
+                    steps.append(TransformStep("Expand", inputs, {}, _EXPANDS_SINCE))
+                labels[value] = f"%{len(steps) - 1}"
             return labels[value]
 
         for index in sorted(
@@ -234,6 +244,13 @@ class Computed:
             version = since_version(node.op, self.opsets) or 0
             steps.append(TransformStep(node.op[1], inputs, attributes, version, node.op[0]))
         return ParameterPlan(list(keys), steps)
+
+    def plan_if_small(self, name: str) -> ParameterPlan | None:
+        """The same; ``None`` if a constant or an operator on the way cannot be recorded."""
+        nodes = [self.source.nodes[index] for index in self._behind(name, self.recordable.__contains__)]
+        taken = {value for node in nodes for value in node.inputs if value is not None and value not in self.recordable}
+        known = all(since_version(node.op, self.opsets) is not None for node in nodes)
+        return self.plan(name) if known and all(map(self._input_recordable, taken)) else None
 
     def _behind(self, name: str, wanted: Callable[[str], bool]) -> set[int]:
         """The source nodes behind a value, as far as their outputs are wanted."""
@@ -279,12 +296,28 @@ def name_after_entries(model: ir.Model) -> None:
                 value.graph.initializers.pop(value.name or "")
                 continue
             entries = {name for step in plan.steps for name in step.inputs if name in plan.keys}
-            if plan.steps[-1].domain == packed.DOMAIN:  # named after the first tensor of the weight
-                entries = set(plan.steps[-1].inputs[:1])
+            if plan.steps[-1].domain == packed.DOMAIN or plan.quantizes:  # named after the first tensor of the weight
+                entries = {_first_entry(plan)}
             if len(entries) == 1:
                 operators = [step.op_type.lower() for step in plan.steps if step.op_type != "Constant"]
                 base = ".".join([*entries, *(operators if len(operators) <= _NAMED_OPERATORS else ["transformed"])])
                 value.name = free_name(base, taken, first=1)
+
+
+def _is_kept(result: Any) -> bool:
+    return isinstance(result, np.ndarray) and (result.size <= _EVALUATED_ELEMENTS or _is_uniform(result))
+
+
+def _is_uniform(array: np.ndarray) -> bool:
+    return bool((array == array.reshape(-1)[0]).all())
+
+
+def _first_entry(plan: ParameterPlan) -> str:
+    """The entry that the first inputs of steps lead back to."""
+    name = plan.steps[-1].inputs[0]
+    while name not in plan.keys:
+        name = plan.steps[int(name.removeprefix("%").partition(":")[0])].inputs[0]
+    return name
 
 
 def _read_inputs(operator: ir.OperatorIdentifier, inputs: Sequence[_T]) -> list[_T]:

@@ -20,6 +20,7 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.runtime import part_process
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.executors import open_switched
 from modelexport.tools.quantize.measured_on_device import OnDevice
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import METRICS, find_metric, parse_bound
@@ -27,7 +28,7 @@ from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import quantize_model, weights_size
 from modelexport.tools.quantize.recipes import resolve
 from modelexport.tools.quantize.search_within_bound import recipe_for, search
-from modelexport.tools.quantize.sensitivity import measure_alone, open_switched, rank_correlation
+from modelexport.tools.quantize.sensitivity import measure_alone, rank_correlation
 from modelexport.tools.quantize.switched_model import Unit, find_units
 
 NAMES = ["bert", "resnet", "tied-weights"]

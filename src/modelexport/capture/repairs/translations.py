@@ -18,6 +18,7 @@ from onnxscript.function_libs.torch_lib.ops.core import aten_full, aten_full_lik
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs import indexing, packed_linear, pooling, recurrent
 from modelexport.capture.repairs.attention import translated_attention
+from modelexport.capture.repairs.quantizers import quantizers
 from modelexport.capture.repairs.translation_constants import table
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
@@ -41,6 +42,7 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.rnn_tanh.input: recurrent.rnn("Tanh"),
         aten.rnn_relu.input: recurrent.rnn("Relu"),
         **packed_linear.linear(form),
+        **quantizers(),
     }
 
 

@@ -37,6 +37,7 @@ from modelexport.pytorch.nested_tensors import (
 )
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
+from modelexport.pytorch.runs.exact_rounding import written_out
 from modelexport.pytorch.runs.float64_numbers import (
     HALF,
     ONLY_NARROW,
@@ -315,7 +316,7 @@ class _Operations(OperationMode):
         leaves = tree_leaves((args, kwargs))
         if self._wide:
             args, kwargs = self._wide_arguments(func, args, kwargs)
-        run = ONLY_NARROW.get(func, func)
+        run = ONLY_NARROW.get(func, (written_out(func) if self._wide else None) or func)
         output = run(*self.inside(func, args), **kwargs)
         if self._wide and _is_of_integers(args, output):
             output = run(*tree_map(as_float, args), **kwargs)

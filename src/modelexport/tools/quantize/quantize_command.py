@@ -14,7 +14,17 @@ from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 from modelexport.terminal.printing import document_of_parts, print_result
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, JSON, CalibrationData, parsed_bytes
+from modelexport.terminal.shared_options import (
+    COMPARED,
+    DEVICE,
+    FILE_OR_FOLDER,
+    JOBS,
+    JSON,
+    THROUGH,
+    CalibrationData,
+    device_text,
+    parsed_bytes,
+)
 
 if TYPE_CHECKING:
     from modelexport.tools.quantize.quantize import QuantizeResult
@@ -57,6 +67,8 @@ class Within:
     )
     output_name: str | None = COMPARED
     provider: str = DEVICE
+    through: str | None = THROUGH
+    jobs: int | None = JOBS
 
 
 def quantize(
@@ -87,8 +99,8 @@ def quantize(
     if bounds.within is not None or bounds.budget is not None:
         _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
         return
-    if bounds.provider != Within.provider:
-        raise UsageError("--device is where a search runs: give --within or --budget")
+    if (bounds.provider, bounds.through, bounds.jobs) != (Within.provider, None, None):
+        raise UsageError("--device, --through and --jobs are for a search: give --within or --budget")
     if len(rules.to) > 1:
         raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
     how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
@@ -112,10 +124,11 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     if how["data"] is None:
         raise UsageError("a search measures errors on inputs like those that the model will get: give --data")
     how |= dataclasses.asdict(bounds)
-    how["device"] = how.pop("provider")
+    how["device"] = device_text(how.pop("provider"), how.pop("through"))
+    how["executor"] = how.pop("jobs")
     how["budget"] = parsed_bytes(bounds.budget) if bounds.budget is not None else None
     result, written = quantize_within(file, output, to=rules.to, **how)
-    timed, untimed = _with_times(written, file, output, how, bounds.provider)
+    timed, untimed = _with_times(written, file, output, how, how["device"])
     texts = [quantize_text.format_search(result)]
     texts += [quantize_text.format_quantized(timed, file, output, how["data"])] if timed else []
     texts += untimed

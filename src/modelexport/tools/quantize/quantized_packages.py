@@ -31,6 +31,7 @@ from modelexport.packages.measured_parts import DECODE, time_parts_in_turns
 from modelexport.tables.turns import Turns
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
+from modelexport.tools.quantize.executors import Executor
 from modelexport.tools.quantize.quantize import QuantizeResult, check_quantized_writable, quantize, quantized, result_of
 from modelexport.tools.quantize.recipes import chosen_recipe, of_parts
 from modelexport.tools.quantize.search_within_bound import Least, SearchResult, search
@@ -170,6 +171,7 @@ def quantize_within(
     stages: Stages | None = None,
     device: str = "cpu",
     least: Least = "bytes",
+    executor: Executor | int | None = None,
 ) -> Searched:
     """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
 
@@ -177,7 +179,7 @@ def quantize_within(
         file: A tagged file, or a package.
         output: The file or the folder to write.
         check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
-        to, data, processor, within, budget, metric, keep, only, output_name, stages, device, least: As for
+        to, data, processor, within, budget, metric, keep, only, output_name, stages, device, least, executor: As for
             :func:`search`.
             Ranges are measured on the inputs that it chooses by.
 
@@ -192,8 +194,9 @@ def quantize_within(
         check_quantized_writable(Path(output), path)
     feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
-        graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,
+        graph, to=to, data=data, processor=processor, within=within, budget=budget, metric=metric, keep=keep, only=only,
         output_name=output_name, stages=stages, device=device, least=least,
+        executor=executor,
     )  # fmt: skip
     if not result.of_use:
         return Searched(result, {})

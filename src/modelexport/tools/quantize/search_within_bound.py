@@ -28,6 +28,7 @@ from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.runtime.devices import CPU
 from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.executors import Executor, Workers, open_switched, workers_for
 from modelexport.tools.quantize.measured_seconds import measured_seconds, whole_time
 from modelexport.tools.quantize.methods import KEEP, Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
@@ -35,7 +36,7 @@ from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import quantized, weights_size
 from modelexport.tools.quantize.ranked_steps import Option, rank_steps
-from modelexport.tools.quantize.sensitivity import measure_alone, open_switched
+from modelexport.tools.quantize.sensitivity import measure_alone
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
@@ -123,6 +124,10 @@ class _Runs:
             self.known[key] = self.metric.worst(figures, self.rights)
         return self.known[key]
 
+    def within(self, bound: Bound) -> Callable[[Choice], bool]:
+        """Whether the figure of a choice is within a bound."""
+        return lambda choice: bound.holds(self.figure(choice))
+
 
 def search(
     file: Source,
@@ -139,6 +144,7 @@ def search(
     stages: Stages | None = None,
     device: str = CPU,
     least: Least = "bytes",
+    executor: Executor | int | None = None,
 ) -> SearchResult:
     """Choose a method for every module: the cheapest within a bound, or the least error within a number of bytes.
 
@@ -154,6 +160,7 @@ def search(
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         stages: Is told what is being done.
         device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the CPU.
+        executor: Measures single modules elsewhere, as in :func:`.sensitivity.sensitivity`.
         least: What is cheap: few bytes of weights, or little time of a run of the first inputs on the device.
 
     Raises:
@@ -181,8 +188,9 @@ def search(
         if bound is not None:
             _check_unquantized(bound, runs, tagged.path, device)
         with stages("measure each module alone"):
-            pairs = [(unit, method) for unit in range(len(units)) for method in methods]
-            alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
+            what = {"processor": processor, "output": output_name, "device": device, "metric": measured.name}
+            with workers_for(executor, tagged, units, methods, data, len(choosing), **what) as workers:
+                alone = _losses_alone(switched, methods, choosing, measured, workers)
         with stages("find what each method costs"):
             timed = measured_seconds(tagged, units, methods, choosing, device) if least == "time" else None
         options = [[Option(0, 0, None)] for _ in units]
@@ -191,16 +199,12 @@ def search(
                 options[unit].append(Option(cost, loss**measured.power, method))
         ranked = rank_steps(options)
         cheapest, before = runs.figure(ranked.methods_after(0)), weights_size(tagged.model)
-
-        def within_bound(limit: Bound) -> Callable[[Choice], bool]:
-            return lambda choice: limit.holds(runs.figure(choice))
-
         with stages("choose"):
             if bound is None:
                 smallest = before + sum(switched.added[pair] for pair in ranked.methods_after(0).items())
                 steps = ranked.best_for((budget or 0) - smallest)
             else:
-                steps = ranked.fewest_within(within_bound(bound))
+                steps = ranked.fewest_within(runs.within(bound))
         for judgements in range(1, JUDGEMENTS + 1):
             choice = ranked.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
@@ -212,7 +216,7 @@ def search(
                 break
             if judgements < JUDGEMENTS:
                 limit = _stricter(bound, runs, runs.figure(choice), figures)
-                steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(within_bound(limit))))]
+                steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(runs.within(limit))))]
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
@@ -281,6 +285,15 @@ def _chosen_and_kept(
     wanted = {str(call) for call in tagged.select(*only).inside}
     free = [unit for unit in units if kept.isdisjoint(unit.calls) and wanted.issuperset(unit.calls)]
     return free, [unit for unit in units if unit not in free]
+
+
+def _losses_alone(
+    switched: SwitchableSession, methods: Sequence[Method], feeds: RunInputs, metric: Metric, workers: Workers | None
+) -> dict[tuple[int, Method], float]:
+    """The mean loss of each unit with each method alone."""
+    pairs = list(itertools.product(range(len(switched.units)), methods))
+    losses, _ = measure_alone(switched, pairs, feeds, metric, workers=workers)
+    return dict(zip(pairs, losses.mean(axis=0), strict=True))
 
 
 def _check_least(least: Least, within: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from modelexport.core.text import plural
 from modelexport.core.timed_stages import with_progress
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU, find_device
@@ -22,10 +22,10 @@ from modelexport.tables import columns
 from modelexport.tables.model_explorer import explorer_places
 from modelexport.tables.table import NodeFigures, Table, share_out
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tools.quantize.executors import Executor, Workers, losses_of, open_switched, workers_for
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Metric, find_metric
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
-from modelexport.tools.quantize.quantize import calibrate
 from modelexport.tools.quantize.switched_model import SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
@@ -74,6 +74,7 @@ def sensitivity(
     processor: str | Path | None = None,
     steady: float = STEADY,
     device: str = CPU,
+    executor: Executor | int | None = None,
 ) -> SensitivityReport:
     """How much the quantization of each module alone changes the output of a tagged file.
 
@@ -85,6 +86,8 @@ def sensitivity(
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         device: Where the versions run: ``NAME[,option=value...]``; each is compared with the file itself there.
+        executor: Measures modules elsewhere: anything with ``submit``, as ``concurrent.futures`` and Dask's
+            ``Client.get_executor()`` have it, or a number of processes. Workers have to see the file and the data.
         steady: No further run is used once a run orders the modules as those before did, by rank correlation. With 2,
             all are used.
 
@@ -99,9 +102,13 @@ def sensitivity(
     feeds = given_runs(tagged, data, processor)
     units = find_units(tagged, [method])
     notes = list[str]()
-    with open_switched(tagged, units, [method], feeds, output_name, device) as switched:
+    what = {"processor": processor, "output": output_name, "device": device, "metric": metric}
+    with (
+        open_switched(tagged, units, [method], feeds, output_name, device) as switched,
+        workers_for(executor, tagged, units, [method], data, len(feeds), **what) as workers,
+    ):
         choices = [(i, method) for i in range(len(units))]
-        losses, agreement = measure_alone(switched, choices, feeds, measured, steady, notes.append)
+        losses, agreement = measure_alone(switched, choices, feeds, measured, steady, notes.append, workers)
         on_device = not find_device(device).is_this_processor
         itself = measured.loss(switched.run(feeds[0]), switched.kept(feeds[0])) if on_device else 0.0
     mean = losses.mean(axis=0)
@@ -123,28 +130,6 @@ def sensitivity(
     return SensitivityReport(_table(tagged, units, losses_of_units, measured, notes), order, len(losses), agreement)
 
 
-def open_switched(
-    tagged: TaggedFile,
-    units: Sequence[Unit],
-    methods: Sequence[Method],
-    feeds: RunInputs,
-    output: str | None,
-    device: str = CPU,
-) -> SwitchableSession:
-    """A session in which every unit can have every method; on a device, one for each choice."""
-    if not units:
-        names = ", ".join(map(str, methods))
-        raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
-    if not find_device(device).is_this_processor:
-        from modelexport.tools.quantize.measured_on_device import OnDevice
-
-        return OnDevice(tagged, units, methods, feeds, device, output)
-    with scratch(tagged.path.parent) as folder:
-        measured = any(method.row.needs_data for method in methods)
-        ranges = calibrate(tagged.model, feeds, folder) if measured else None
-        return SwitchableSession(tagged, units, methods, ranges=ranges, output=output)
-
-
 def measure_alone(
     switched: SwitchableSession,
     choices: Sequence[tuple[int, Method]],
@@ -152,27 +137,30 @@ def measure_alone(
     metric: Metric,
     steady: float = STEADY,
     tell: Callable[[str], None] = lambda failure: None,
+    workers: Workers | None = None,
 ) -> tuple[Any, float | None]:
     """The loss of each choice alone in each run, and how the last run agrees with those before it.
 
-    A choice that a device does not run has an infinite loss, and ``tell`` is called with a line about it.
+    A choice that a device does not run has an infinite loss, and ``tell`` is called with a line about it. ``workers``
+    measure in other processes.
 
     One run tells nearly as much about the order of the modules as many; so runs are used until they agree.
     """
     losses: list[list[float]] = []
-    agreement, failed = None, set[tuple[int, Method]]()
+    agreement, failed = None, dict[tuple[int, Method], str]()
     pieces = with_progress(range(len(feeds) * len(choices)))
-    for inputs in feeds:
-        right = switched.kept(inputs)
-        losses.append([])
-        for (index, method), _ in zip(choices, pieces, strict=False):
-            ways = switched.ways if (index, method) not in failed else ()
-            computed = [switched.run(inputs, {index: method}, exact=exact) for exact in ways]
-            if any(output is None for output in computed):
-                failed.add((index, method))
-                tell(f"{', '.join(switched.units[index].calls)} in {method} does not run: {switched.failure}")
-            runs = computed and (index, method) not in failed
-            losses[-1].append(max(metric.loss(right, output) for output in computed) if runs else float("inf"))
+    for run, inputs in enumerate(feeds):
+        pending = [choice for choice in choices if choice not in failed]
+        if workers is None:
+            found = losses_of(switched, inputs, (choice for choice, _ in zip(pending, pieces, strict=False)), metric)
+        else:
+            found = workers.measure(run, pending, partial(losses_of, switched, inputs, metric=metric))
+        for choice, (_, failure) in zip(pending, found, strict=True):
+            if failure:
+                failed[choice] = failure
+                tell(f"{', '.join(switched.units[choice[0]].calls)} in {choice[1]} does not run: {failure}")
+        loss_of = dict(zip(pending, (loss for loss, _ in found), strict=True))
+        losses.append([loss_of.get(choice, float("inf")) for choice in choices])
         if len(losses) > 1:
             agreement = rank_correlation(np.mean(losses[:-1], axis=0), losses[-1])
             if agreement >= steady:

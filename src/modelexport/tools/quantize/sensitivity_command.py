@@ -9,7 +9,15 @@ from pathlib import Path
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import COMPARED, DEVICE, FILE_OR_FOLDER, THROUGH, CalibrationData, device_text
+from modelexport.terminal.shared_options import (
+    COMPARED,
+    DEVICE,
+    FILE_OR_FOLDER,
+    JOBS,
+    THROUGH,
+    CalibrationData,
+    device_text,
+)
 from modelexport.terminal.table_options import ONLY, Shown, show
 
 
@@ -22,6 +30,7 @@ class Measured:
     every_run: bool = option(False, "Use all inputs, even if more inputs do not change the order of the modules.")
     provider: str = DEVICE
     through: str | None = THROUGH
+    jobs: int | None = JOBS
 
 
 def sensitivity(
@@ -55,5 +64,6 @@ def sensitivity(
             processor=calibration.processor or (file if file.is_dir() else None),
             steady=2.0 if measured.every_run else STEADY,
             device=device_text(measured.provider, measured.through),
+            executor=measured.jobs,
         )
     show({"": report.table}, "sensitivity", selectors, shown, {"": report})

@@ -1,0 +1,155 @@
+"""Models trained with quantization: the scales, zero points and integers of their files are those of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.ao.quantization as ao
+from torch import nn
+
+import modelexport
+from modelexport import export
+from modelexport.errors import ModelExportError, UsageError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization is deprecated:DeprecationWarning", "ignore:Please use quant_min:UserWarning"
+)
+X = torch.linspace(-2, 3, 4 * 3 * 6 * 6).sin().reshape(4, 3, 6, 6)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = ao.QuantStub(), ao.DeQuantStub()
+        self.conv, self.bn, self.relu, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn(self.conv(self.quant(x))))
+        return self.dequant(self.fc(x.flatten(1)))
+
+
+def prepared(config: Any, *, steps: int = 3) -> nn.Module:
+    """A model whose scales are those of some batches."""
+    torch.manual_seed(0)
+    model = Net().train()
+    model.qconfig = config
+    model = ao.prepare_qat(ao.fuse_modules_qat(model, [["conv", "bn", "relu"]]))
+    for step in range(steps):
+        model(X + step)
+    return model.eval()
+
+
+def asked(weight: torch.dtype, scheme: Any, observer: Any) -> Any:
+    """A configuration of ``FakeQuantize``, whose Python asks for its flags."""
+    whole = torch.iinfo(weight)
+    bounds: dict[str, Any] = {"quant_min": whole.min, "quant_max": whole.max, "dtype": weight, "qscheme": scheme}
+    return ao.QConfig(
+        activation=ao.FakeQuantize.with_args(observer=ao.MovingAverageMinMaxObserver, quant_min=0, quant_max=255),
+        weight=ao.FakeQuantize.with_args(observer=observer, **bounds),
+    )
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "fused, per channel": lambda: ao.get_default_qat_qconfig("fbgemm"),
+    "asked, per tensor": lambda: asked(torch.qint8, torch.per_tensor_symmetric, ao.MinMaxObserver),
+    "asked, per channel, asymmetric": lambda: asked(
+        torch.quint8, torch.per_channel_affine, ao.PerChannelMinMaxObserver
+    ),
+}
+
+
+class Arithmetic(nn.Module):
+    """A layer that quantizes by arithmetic, as those of brevitas (division) and torchao (groups, the inverse)."""
+
+    def __init__(self, group: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 96).cos().reshape(12, 8))
+        self.scale = nn.Parameter(torch.tensor(0.011))
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.group:
+            integers = torch.round(x / self.scale)
+            integers = torch.where(integers > 127, 127.0, integers)
+            x = torch.where(integers < -127, -127.0, integers) * self.scale
+        rows = self.weight.reshape(12, -1, self.group or 8)
+        scale = rows.abs().amax(-1, keepdim=True) / 7.5
+        weight = torch.clamp(torch.round(rows * (1 / scale)), -8, 7) * scale
+        return x @ weight.reshape(12, 8).t()
+
+
+@pytest.fixture(scope="module", params=[*CONFIGS, "by arithmetic", "in groups"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Any, Path]:
+    path = tmp_path_factory.mktemp("trained") / "model.onnx"
+    if request.param in CONFIGS:
+        model, x = prepared(CONFIGS[request.param]()).apply(ao.disable_observer), X
+    else:
+        model, x = Arithmetic(4 * (request.param == "in groups")).eval(), X.reshape(-1, 8)
+    export(model, (x,), path, frontend="dynamo")
+    return model, x, path
+
+
+def integers(path: Path) -> dict[str, np.ndarray]:
+    """The weights of more than one axis that are stored as integers, by name."""
+    arrays = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+    return {name: array for name, array in arrays.items() if array.ndim > 1 and array.dtype.itemsize == 1}
+
+
+def test_the_file_computes_what_the_model_does_within_a_step(trained: tuple[nn.Module, Any, Path]) -> None:
+    model, x, path = trained
+    assert modelexport.verify(model, (x,), path).agrees
+
+
+def test_weights_are_stored_as_integers_under_their_names(trained: tuple[nn.Module, Any, Path]) -> None:
+    model, _, path = trained
+    weights = {key for key, _ in model.named_parameters() if key.endswith("weight") and ".bn." not in key}
+    assert {name.rpartition("weight")[0] + "weight" for name in integers(path)} == weights
+
+
+def test_integers_are_those_of_pytorch(trained: tuple[nn.Module, Any, Path]) -> None:
+    model, x, path = trained
+    with torch.no_grad():
+        right = model(x).numpy()
+    session = onnxruntime.InferenceSession(path)
+    off = np.abs(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0] - right).max()
+    step = float(model.fc.activation_post_process.scale) if isinstance(model, Net) else 1e-5
+    assert off < 1.01 * step
+
+
+def test_calls_stay_addresses(trained: tuple[nn.Module, Any, Path]) -> None:
+    model, _, path = trained
+    known = set(modelexport.load(path))
+    assert known == {name or "." for name, _ in model.named_modules()} & known
+
+
+def test_observers_that_are_on_are_refused(tmp_path: Path) -> None:
+    model = prepared(CONFIGS["fused, per channel"]())
+    with pytest.raises(UsageError, match=r"quant.activation_post_process still observes.*disable_observer\) after"):
+        export(model, (X,), tmp_path / "model.onnx")
+
+
+def test_observers_that_python_asks_for_are_named(tmp_path: Path) -> None:
+    model = prepared(CONFIGS["asked, per tensor"]())
+    with pytest.raises(ModelExportError, match="a module still observes"):
+        export(model, (X,), tmp_path / "model.onnx", frontend="dynamo")
+
+
+@pytest.mark.parametrize("name", ["fused, per channel", "asked, per tensor"])
+def test_observers_that_saw_nothing_are_refused(name: str, tmp_path: Path) -> None:
+    model = prepared(CONFIGS[name](), steps=0).apply(ao.disable_observer)
+    with pytest.raises(UsageError, match="has seen no data"):
+        export(model, (X,), tmp_path / "model.onnx")
+
+
+def test_a_module_that_does_not_quantize_is_exported_as_it_is(tmp_path: Path) -> None:
+    model = prepared(CONFIGS["asked, per tensor"]()).apply(ao.disable_observer)
+    model.fc.weight_fake_quant.disable_fake_quant()
+    export(model, (X,), tmp_path / "model.onnx", frontend="dynamo")
+    assert [name for name in integers(tmp_path / "model.onnx") if name.startswith("fc.")] == []

@@ -1,0 +1,40 @@
+"""What is half an integer but for the last bits of a float64 is rounded to the even one, in each run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from modelexport.pytorch.runs.exact_rounding import quantized, rounded
+from modelexport.traces.file_run import FileRun
+
+NEAR_HALF = np.array([2.5, 2.5 * (1 - 2**-50), 2.5 * (1 + 2**-50), 3.5 * (1 - 2**-50), -127.5 * (1 + 2**-50)])
+EVEN = [2, 2, 2, 4, -128]
+
+
+def test_in_pytorch() -> None:
+    assert rounded(torch.from_numpy(NEAR_HALF)).tolist() == EVEN
+
+
+def test_in_a_quantizer_of_pytorch() -> None:
+    assert quantized(torch.from_numpy(NEAR_HALF), 1.0, 0, -128, 127).tolist() == EVEN
+
+
+@pytest.mark.parametrize("operator", ["Round", "QuantizeLinear"])
+def test_in_a_file(operator: str) -> None:
+    x = ir.val("x", ir.DataType.DOUBLE, [5])
+    given = {"scale": np.float64(1), "zero": np.int8(0)} if operator == "QuantizeLinear" else {}
+    constants = [ir.Value(name=name, const_value=ir.tensor(array, name=name)) for name, array in given.items()]
+    node = ir.node(operator, [x, *constants])
+    node.outputs[0].name = "y"
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=constants, opset_imports={"": 20})
+    run = FileRun(ir.Model(graph, ir_version=10), in_float64_for="float64")
+    assert run.run({"x": NEAR_HALF})["y"].tolist() == EVEN
+
+
+def test_a_quantizer_along_an_axis_has_a_scale_for_each_place() -> None:
+    scales = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    x = torch.full((2, 3), 4.0, dtype=torch.float64)
+    assert quantized(x, scales, torch.tensor([0, 1]), -128, 127, 0).tolist() == [[8] * 3, [3] * 3]
