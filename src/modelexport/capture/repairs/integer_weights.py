@@ -23,7 +23,8 @@ def _multiply(model: ir.Model, node: ir.Node) -> None:
     The largest number of a symmetric range is half a step beyond the last integer, where the last bit decides.
     """
     x, scale = node.inputs[:2]
-    assert x is not None and scale is not None
+    assert x is not None
+    assert scale is not None
     inverse = ir.node("Reciprocal", [scale])
     new, factor = [inverse], inverse.outputs[0]
     rank, axis = len(x.shape or ()), node.attributes.get_int("axis", 1)
