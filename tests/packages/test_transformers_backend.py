@@ -16,7 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.packages.transformers_backend import TaggedOnnxConfig, TaggedOnnxExporter
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 @pytest.fixture(scope="module")

@@ -111,20 +111,28 @@ def _runs(*arguments: str) -> int:
 def test_a_package_adds_a_command_and_a_kind_of_packages(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     shell = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OTHER_PACKAGE), *sys.path])}
-    script = f"""
-        set -e
-        {sys.executable} -m modelexport --help
-        {sys.executable} -m modelexport export net.py:make -o package/ --no-check
-        {sys.executable} -m modelexport count package/encoder.onnx
-        {sys.executable} -m modelexport verify package/ --model net.py:make
-    """
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "  count           count the operators of a file" in done.stdout
     assert (tmp_path / "package" / "decoder.onnx").is_file()
     assert "Gemm 1" in done.stdout
 
 
+SEVERAL = """
+from commands import run
+for line in (
+    "--help",
+    "export net.py:make -o package/ --no-check",
+    "count package/encoder.onnx",
+    "verify package/ --model net.py:make",
+):
+    done = run(*line.split())
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+"""
+"""Commands in one process, which imports what they need once."""
 MODEL = """
 import torch
 from torch import nn

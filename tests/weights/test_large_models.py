@@ -55,7 +55,7 @@ def build(kind: str) -> torch.nn.Module:
         "vocab_size": 64,
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "use_cache": kind == "tied",  # a cache is filled while the modules run, also for verify
@@ -78,7 +78,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints: ``llama`` in shards, ``tied``, ``moe`` with separate experts, ``half`` in bfloat16."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in ("llama", "tied", "moe"):
-        build(kind).save_pretrained(folder / kind, max_shard_size="40KB" if kind == "llama" else "1GB")
+        build(kind).save_pretrained(folder / kind, max_shard_size="20KB" if kind == "llama" else "1GB")
     build("llama").to(torch.bfloat16).save_pretrained(folder / "half")
     assert len(list((folder / "llama").glob("*.safetensors"))) > 2
     assert "model.layers.0.mlp.experts.0.gate_proj.weight" in load_file(folder / "moe" / "model.safetensors")
@@ -188,7 +188,7 @@ def test_elsewhere_the_files_get_a_second_name_beside_the_model(llama: Path, tmp
     assert set(result.weights.linked.values()) <= {"hard link", "clone"}
     assert {file.name for file in folder.glob("*.safetensors")} == set(result.weights.linked)
     # Our readers accept hard links, which onnx_ir refuses: to extract, to update, to compare parameters.
-    modelexport.load(folder / "model.onnx").extract("model.layers.1", folder / "layer.onnx")
+    modelexport.load(folder / "model.onnx").extract("model.layers.0", folder / "layer.onnx")
     onnx.checker.check_model(folder / "layer.onnx", full_check=True)
     assert verify(loaded.model, INPUTS, folder / "model.onnx", weights=loaded.weights).agrees
     # Tools of others refuse them, and get a copy. ONNX Runtime's quantizers need weights that no node transposes.
@@ -245,8 +245,7 @@ def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path,
     assert result.verified is not None
     assert result.verified.agrees
     assert result.weights.made == {
-        f"model.layers.{layer}.mlp.experts.{name}": operations
-        for layer in range(2)
+        f"model.layers.0.mlp.experts.{name}": operations
         for name, operations in (("gate_up_proj", "stack, cat"), ("down_proj", "stack"))
     }
     stacked = load_model(str(checkpoints / "moe")).model.state_dict()
@@ -359,10 +358,10 @@ def test_drawn_calls_are_verified_alone(linked: Path) -> None:
     assert report.agrees
     assert len(report.calls) == 3
     layer = verify_sample(
-        loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.1"], weights=loaded.weights
+        loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.0"], weights=loaded.weights
     )
     assert layer.agrees
-    assert all(call.address.startswith("model.layers.1") for call in layer.calls)
+    assert all(call.address.startswith("model.layers.0") for call in layer.calls)
     assert layer.parameters is not None
     assert layer.parameters.used == 9
 
@@ -373,12 +372,12 @@ def test_a_wrong_weight_of_a_drawn_call_is_found(linked: Path, tmp_path: Path) -
         save_file({key: tensor * 1.1 for key, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
     loaded = load_model(str(other), weights="files")
     report = verify_sample(
-        loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.1.mlp.up_proj"], weights=loaded.weights
+        loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.0.mlp.up_proj"], weights=loaded.weights
     )
     assert not report.agrees
     assert [call.status for call in report.calls] == ["differ"]
     assert report.parameters is not None
-    assert report.parameters.differing == ["model.layers.1.mlp.up_proj.weight"]
+    assert report.parameters.differing == ["model.layers.0.mlp.up_proj.weight"]
 
 
 def shard(folder: Path) -> Path:
