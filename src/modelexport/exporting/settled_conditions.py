@@ -116,7 +116,9 @@ class _Settling:
             if condition.in_model or condition.holds(other):
                 continue
             sides = self._sides_against(condition)
-            sides.pop(side_of(condition, other), None)
+            against = sides.get(side_of(condition, other), [])
+            if all(_apart(condition, other) >= _apart(condition, each) for each in against):
+                sides.pop(side_of(condition, other), None)
             if not sides:
                 self.pending.remove(condition)
 
@@ -152,7 +154,7 @@ class _Settling:
         results: list[Tried | None] = []
         for side, against in self._sides_against(condition).items():
             allowed = [other for other in against if not broken(settled.kept, other)]
-            allowed.sort(key=lambda other: bool(broken(others, other)))
+            allowed.sort(key=lambda other: (bool(broken(others, other)), -_apart(condition, other)))
             if allowed:
                 results.append(_worst_result(allowed, self.run, agreeing=len(self.bases) if 0 in side else _AGREEING))
             if results and results[-1] is not None and results[-1].status == "differ":
@@ -164,6 +166,11 @@ class _Settling:
                 settled.reasons[condition.formula] = result
         elif condition.in_model and None in results:
             settled.kept.append(condition)
+
+
+def _apart(condition: SizeCondition, sizes: Mapping[str, int]) -> int:
+    """How many different sizes the axes of a condition have: both branches often agree where these are equal."""
+    return len({sizes[symbol] for symbol in condition.symbols})
 
 
 _Side = tuple[int, ...]

@@ -7,13 +7,15 @@ its own, or is fixed; two have the order of the example; of more, one is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations, islice, product
 
 from modelexport.exporting.fixed_axes import Run, Tried
+from modelexport.exporting.settled_conditions import EQUAL
 from modelexport.graph.size_bounds import bounds_of
 from modelexport.graph.size_conditions import SizeCondition, broken, fitting, next_odd
-from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
+from modelexport.pytorch.inputs.covering_sizes import RELATIONS, CoveringSizes, related, relation
 
 Sizes = Mapping[str, int]
 
@@ -83,18 +85,33 @@ class SizesTried:
                 if (result := self.run(sizes)) is not None:
                     yield sizes, result
             cover = CoveringSizes(self.sizes, fits, known)
-            for sizes in cover:
-                result = self.run(sizes)
+            for sizes in chain(cover, islice(self._small(within, fits), _MOST)):
+                result = self.run(sizes) if sizes not in self.accepted else None
                 if result is not None and result.status != "not compared":
                     self.accepted.append(sizes)
                     cover.accept(sizes)
                     yield sizes, result
 
+    def _small(
+        self, conditions: Sequence[SizeCondition], fits: Callable[[Sizes, Collection[str]], Sizes | None]
+    ) -> Iterator[Sizes]:
+        """All small sizes of two axes of which one decides something: it may be more than a bound or an order."""
+        deciding = {name for each in conditions if not EQUAL.fullmatch(each.formula) for name in each.symbols}
+        pairs = [pair for pair in combinations(self.sizes, 2) if not deciding.isdisjoint(pair)]
+        for some in sorted(pairs, key=lambda pair: -len(deciding.intersection(pair))):
+            for sizes in product(range(1, _SMALL + 1), repeat=2):
+                wanted = {**self.sizes, **dict(zip(some, sizes, strict=True))}
+                if fits(wanted, ()) is not None:
+                    yield wanted
+
     def _needed(self, other: Sizes, conditions: Collection[SizeCondition]) -> list[str]:
         """The fewest axes whose other sizes show a difference, one by one set back to the example's."""
         needed = [symbol for symbol in other if other[symbol] != self.sizes[symbol]]
-        for symbol in list(needed):
-            fewer = [one for one in needed if one != symbol]
+        alike = [
+            [two for two in needed if (self.sizes[two], other[two]) == (self.sizes[one], other[one])] for one in needed
+        ]
+        for back in [*(group for group in alike if len(group) > 1), *([symbol] for symbol in needed)]:
+            fewer = [one for one in needed if one not in back]
             less = {**self.sizes, **{one: other[one] for one in fewer}}
             if fewer and not broken(conditions, less) and (result := self.run(less)) and result.status == "differ":
                 needed = fewer
@@ -147,31 +164,47 @@ class SizesTried:
     def _order_of(
         self, first: str, second: str, other: Sizes, conditions: Collection[SizeCondition]
     ) -> SizeCondition | None:
-        """The order of two axes with which the file is right; ``None`` if it does not depend on their order."""
-        before, now = _order(self.sizes, first, second), _order(other, first, second)
-        if before == now:
-            return None
-        right = {before}
-        for order in {-1, 0, 1} - {before, now}:
-            for one, two in _in_order(order, self.sizes[first], self.sizes[second]):
-                sizes = {**self.sizes, first: one, second: two}
+        """The relation of two axes with which the file is right; ``None`` if it does not depend on it."""
+        before = relation(self.sizes[first], self.sizes[second])
+        now = relation(other[first], other[second])
+        right = {before} if before != now else set()
+        for kind in {*RELATIONS} - {before, now}:
+            statuses = set()
+            for changed in related(first, second, kind, self.sizes):
+                sizes = {**self.sizes, **changed}
                 result = self.run(sizes) if not broken(conditions, sizes) else None
-                if result is not None and result.status != "not compared":
-                    right |= {order} if result.status != "differ" else set()
-                    break
-        signs = {(-1,): "<", (0,): "==", (1,): ">", (-1, 0): "<=", (0, 1): ">=", (-1, 1): "!="}
-        return SizeCondition(f"{first} {signs[tuple(sorted(right))]} {second}")
+                statuses |= {result.status} if result is not None else set()
+            right |= {kind} if statuses & {"agree", "tie"} and "differ" not in statuses else set()
+        formula = _formula_of(right, before, first, second) if right else ""
+        return SizeCondition(formula) if formula else None
+
+
+_SMALL, _MOST = 6, 72
+"""Up to which size all sizes are tried of two axes that decide something, and how many in all."""
+
+
+def _formula_of(right: Collection[int], before: int, first: str, second: str) -> str:
+    """A formula of two axes that holds for those of some relations that follow on that of the example."""
+    if {*right} == {*RELATIONS} - {0}:
+        return f"{first} != {second}"
+    least = next(kind for kind in range(before, -4, -1) if kind - 1 not in right)
+    most = next(kind for kind in range(before, 4) if kind + 1 not in right)
+    if least == most == 0:
+        return f"{first} == {second}"
+    lower = {
+        -1: f"2 * {first} > {second}",
+        0: f"{first} >= {second}",
+        1: f"{first} > {second}",
+        2: f"{first} >= 2 * {second}",
+    }
+    upper = {
+        -2: f"2 * {first} <= {second}",
+        -1: f"{first} < {second}",
+        0: f"{first} <= {second}",
+        1: f"{first} < 2 * {second}",
+    }
+    return " and ".join(filter(None, (lower.get(least), upper.get(most))))
 
 
 def _order(sizes: Sizes, first: str, second: str) -> int:
     return (sizes[first] > sizes[second]) - (sizes[first] < sizes[second])
-
-
-def _in_order(order: int, first: int, second: int) -> list[tuple[int, int]]:
-    """Two sizes that have an order, near given ones."""
-    if order == 0:
-        return [(first, first), (second, second)]
-    lower = min(first, second)
-    upper = max(first, second, lower + 1)
-    pairs = [(lower, upper), (lower, 2 * upper)]
-    return pairs if order < 0 else [(b, a) for a, b in pairs]

@@ -15,10 +15,10 @@ def fill_types(model: ir.Model) -> None:
     """Assign values without an element type the type that their operator defines, in place.
 
     The outputs of an operator that is not in the standard have the type of its first input. Initializers get the type
-    and the shape of their tensors.
+    and the shape of their tensors; one that is an input, too, may be given in another shape.
     """
     for value in initializers(model):
-        if value.const_value is not None:
+        if value.const_value is not None and not value.is_graph_input():
             value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
     for node in all_nodes(model):
         untyped = [value for value in node.outputs if value.dtype is None and value.name != ""]
@@ -56,7 +56,7 @@ def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) 
         return ir.DataType[allowed[0].removeprefix("tensor(").removesuffix(")").upper()]
     formal = schema.inputs
     same = (taken for index, taken in enumerate(node.inputs) if formal[min(index, len(formal) - 1)].type_str == name)
-    return next((taken.dtype for taken in same if taken is not None), None)
+    return next((each.dtype for each in same if each is not None and not isinstance(each.type, ir.SequenceType)), None)
 
 
 def infer_shapes(model: ir.Model) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 from modelexport.graph.copies import copy_of
@@ -20,7 +22,14 @@ def infer_types(tagged: TaggedFile) -> None:
         values = [value for node in copy.graph for value in node.outputs if value.name in untyped]
         copy.graph.outputs[:] = [value for value in values if value.dtype is not ir.DataType.BFLOAT16]
         for typed in open_session(copy, folder=tagged.path.parent).get_outputs():
-            if (value := untyped.get(typed.name)) is not None and typed.type.startswith("tensor("):
-                value.dtype = ir.DataType[typed.type.removeprefix("tensor(").removesuffix(")").upper()]
+            value, kind = untyped.get(typed.name), _KIND.fullmatch(typed.type)
+            if value is not None and kind is not None and kind[1]:
+                value.type = ir.SequenceType(ir.TensorType(ir.DataType[kind[2].upper()]))
+            elif value is not None and kind is not None:
+                value.dtype = ir.DataType[kind[2].upper()]
                 if value.shape is None and typed.shape:  # it has [] for a scalar and for an unknown rank
                     value.shape = ir.Shape(typed.shape)
+
+
+_KIND = re.compile(r"(seq\()?tensor\((\w+)\)+")
+"""A type as ONNX Runtime writes it."""

@@ -420,3 +420,19 @@ def test_a_weight_that_is_an_input_as_well_is_quantized(tmp_path: Path) -> None:
     onnx.save(model, file)
     assert modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods == {"int8-dynamic": 1}
     assert [value.name for value in onnx.load(tmp_path / "q.onnx").graph.input] == ["x"]
+
+
+@pytest.mark.parametrize(("keep", "converted"), [([], "x"), (["b"], "p"), (["c"], "x")])
+def test_a_sequence_is_in_half_precision_where_all_that_use_it_are(
+    keep: list[str], converted: str, tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["s"], "/a/split", axis=1),
+        helper.make_node("SequenceAt", ["s", "i"], ["p"], "/b/at"),
+        helper.make_node("Neg", ["p"], ["y"], "/c/neg"),
+    ]
+    path = adopted(tmp_path, nodes, {"i": np.array(1)})
+    modelexport.quantize(path, tmp_path / "h.onnx", to="float16", keep=keep)
+    casts = [node for node in onnx.load(tmp_path / "h.onnx").graph.node if node.op_type == "Cast"]
+    assert [node.input[0] for node in casts if node.attribute[0].i == TensorProto.FLOAT16] == [converted]
+    np.testing.assert_allclose(outputs(tmp_path / "h.onnx"), outputs(path), atol=1e-3)

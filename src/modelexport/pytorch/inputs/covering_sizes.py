@@ -1,7 +1,8 @@
 """Sizes to try of dynamic axes: few runs in which each axis differs from the example, and every two are in each order.
 
 An axis that is larger than one in the example is one in a run, and larger than in the example in another; an axis of
-size one is two and three. Of every two axes the first is smaller, as large and larger. A model accepts different sizes:
+size one is two and three. Of every two axes the first is half as large or less, smaller, as large, larger, and twice as
+large or more (:func:`relation`). A model accepts different sizes:
 any, multiples of a patch or a window, or other sizes of some axes only. So sizes are proposed in several ways until
 each of these has been accepted in some run, or all were refused.
 """
@@ -16,7 +17,17 @@ from modelexport.graph.size_conditions import larger
 
 Sizes = Mapping[str, int]
 Fact = tuple[str, int | str] | tuple[str, str, int]
-"""A size of an axis (1, 2, 3 or ``larger``), or the order of two."""
+"""A size of an axis (1, 2, 3 or ``larger``), or the relation of two."""
+RELATIONS = (-2, -1, 0, 1, 2)
+
+
+def relation(first: int, second: int) -> int:
+    """How two sizes compare: 0 if they are equal, 1 if the first is larger, 2 if it is at least twice as large, or
+    negative.
+    """
+    if first < second:
+        return -relation(second, first)
+    return (first > second) + (first >= 2 * second)
 
 
 class CoveringSizes:
@@ -42,7 +53,7 @@ class CoveringSizes:
         for symbol, size in self._example.items():
             self._wanted |= {(symbol, 2), (symbol, 3)} if size == 1 else {(symbol, 1), (symbol, "larger")}
         for first, second in combinations(self._example, 2):
-            self._wanted |= {(first, second, order) for order in (-1, 0, 1)}
+            self._wanted |= {(first, second, kind) for kind in RELATIONS}
         self._proposed: list[Sizes] = [dict(sizes)]
         self._changed: set[str] = set()
         for accepted in (sizes, *tried):
@@ -75,7 +86,7 @@ class CoveringSizes:
             facts.add((symbol, sizes[symbol]))
             facts |= {(symbol, "larger")} if sizes[symbol] > size else set()
         for first, second in combinations(self._example, 2):
-            facts.add((first, second, (sizes[first] > sizes[second]) - (sizes[first] < sizes[second])))
+            facts.add((first, second, relation(sizes[first], sizes[second])))
         return facts
 
     def _proposals(self) -> Iterator[Sizes]:
@@ -90,9 +101,10 @@ class CoveringSizes:
         if len(changeable) < len(example):
             yield from _of_all(changeable)
         for first, second in combinations(changeable, 2):
-            for order in (-1, 0, 1):
-                if (first, second, order) in self._wanted:
-                    yield from _in_order(first, second, order, example)
+            for kind in RELATIONS:
+                for proposed in related(first, second, kind, example):
+                    if (first, second, kind) in self._wanted:
+                        yield proposed
 
 
 def _of_all(example: Sizes) -> Iterator[Sizes]:
@@ -103,8 +115,12 @@ def _of_all(example: Sizes) -> Iterator[Sizes]:
     falling = rising[::-1]
     yield _increasing(rising, {symbol: _above(size) for symbol, size in example.items()})
     yield dict.fromkeys(example, 1)
-    yield _increasing(falling, {symbol: _up_from(2, size) for symbol, size in example.items()})
+    yield _increasing(falling, {symbol: _up_from(2, size) for symbol, size in example.items()}, factor=3)
     yield dict.fromkeys(example, next(size for size in range(3, 99) if size not in example.values()))
+    even = len(example) // 2 * 2 + 2
+    for symbols in (falling, rising):  # none is twice as large as another, and neighbours have equal halves
+        yield {symbol: even + place for place, symbol in enumerate(symbols)}
+    yield _increasing(rising, {symbol: _up_from(1, size) for symbol, size in example.items()}, factor=3)
     yield {symbol: 2 * size for symbol, size in example.items()}
     yield _increasing(falling, {symbol: _fractions_and_multiples(size) for symbol, size in example.items()})
     yield _increasing(rising, {symbol: _multiples(2, size) for symbol, size in example.items()})
@@ -117,12 +133,12 @@ _MOST = 32
 """How many sizes are proposed, most of which a model refuses if it refuses the first ones."""
 
 
-def _increasing(symbols: Sequence[str], choices: Mapping[str, Iterator[int]]) -> dict[str, int]:
-    """Sizes of which each is larger than those of the axes before it."""
+def _increasing(symbols: Sequence[str], choices: Mapping[str, Iterator[int]], factor: int = 1) -> dict[str, int]:
+    """Sizes of which each is larger than those of the axes before it, or at least a factor times as large."""
     sizes: dict[str, int] = {}
     last = 0
     for symbol in symbols:
-        last = sizes[symbol] = next((size for size in choices[symbol] if size > last), last)
+        last = sizes[symbol] = next((size for size in choices[symbol] if size > last and size >= factor * last), last)
     return sizes
 
 
@@ -154,15 +170,22 @@ def _other(size: int) -> list[int]:
     return [other for other in dict.fromkeys(sizes) if other not in (0, size)]
 
 
-def _in_order(first: str, second: str, order: int, example: Sizes) -> Iterator[Sizes]:
-    """Sizes of two axes of which the first is smaller, as large or larger, most of them with one as in the example."""
+def related(first: str, second: str, kind: int, example: Sizes) -> Iterator[Sizes]:
+    """Sizes of two axes of one relation, most of them with one as in the example."""
     one, other = example[first], example[second]
-    if order == 0:
-        yield from ({first: other}, {second: one}, {first: lcm(one, other), second: lcm(one, other)})
-        return
-    lower, upper = (first, second) if order < 0 else (second, first)
+    proposed: list[Sizes] = []
+    if kind == 0:
+        proposed = [{first: other}, {second: one}, {first: lcm(one, other), second: lcm(one, other)}]
+    lower, upper = (first, second) if kind < 0 else (second, first)
     below, above = example[upper], example[lower]
-    yield from ({lower: size} for size in (example[lower] // 2, example[lower] // 4, below - 1) if 0 < size < below)
-    yield {upper: next(size for size in _multiples(2, example[upper]) if size > above)}
-    yield {upper: above + 1}
-    yield from ({lower: size, upper: size + 1} for size in (example[lower], example[upper]))
+    if abs(kind) == 1:
+        proposed = [{lower: below - 1}, {upper: above + 1}, {lower: below * 3 // 4}]
+        proposed += [{lower: size, upper: most} for size in (above, below, 2) for most in (size + 1, 2 * size - 1)]
+        proposed += [{lower: 2 * size, upper: 3 * size} for size in (above, below)]
+    if abs(kind) == 2:
+        proposed = [{lower: size} for size in (above // 4, above // 2, below // 4, below // 2)]
+        proposed += [{upper: next(size for size in _multiples(2, below) if size >= 2 * above)}]
+        proposed += [{upper: 2 * above}, {lower: 1}, {lower: below, upper: 2 * below}]
+    for sizes in proposed:
+        if min(sizes.values()) > 0 and relation(sizes.get(first, one), sizes.get(second, other)) == kind:
+            yield sizes

@@ -238,10 +238,18 @@ def _nodes_by_method(model: ir.Model, assignment: Assignment) -> list[tuple[Meth
     once, so that nothing is converted back between two of them.
     """
     weighted = weighted_nodes(model)
-    parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
+    given: dict[Method, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
-        method = assignment.get(node.name or "")
-        if method is not None and can_quantize(method, node, weighted):
+        if (method := assignment.get(node.name or "")) is not None:
+            given[method].append(node)
+    for method, nodes in given.items():
+        among: set[ir.Node] = set()
+        while len(among) != len(nodes):  # a sequence that one node leaves alone is left alone by all
+            among = {*nodes}
+            nodes[:] = [node for node in nodes if can_quantize(method, node, weighted, among)]
+    parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
+    for method, nodes in given.items():
+        for node in nodes:
             parts[method, None if method.row.operators is None else weighted[node].name].append(node)
     return [(method, nodes) for (method, _), nodes in parts.items()]
 

@@ -190,19 +190,36 @@ def _is_dequantized(value: ir.Value | None) -> bool:
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
-def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
-    """Whether a method quantizes a node."""
+def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node], among: Collection[ir.Node] = ()) -> bool:
+    """Whether a method quantizes a node.
+
+    Args:
+        among: Nodes that have the same method: a sequence, whose type no node converts, stays among these.
+    """
     if nested_graphs(node) or is_quantized(node):
         return False
     if (operators := method.row.operators) is not None:
         is_table = node.op_type == "Gather" and "embeddings" in method.row.options and method.option("embeddings")
         has_type = node.outputs[0].dtype in (None, *method.row.types)
         return node in weighted and has_type and (node.op_type in operators or is_table)
-    # A weight whose elements are moved is read where it is used; half precision, and sequences, are left alone.
+    # A weight whose elements are moved is read where it is used; half precision is left alone.
     half = (None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
-    is_left = any(value.dtype in half or not isinstance(value.type, ir.TensorType) for value in values)
+    is_left = any(
+        value.dtype in half or not (isinstance(value.type, ir.TensorType) or _stays_among(value, among))
+        for value in values
+    )
     return weight_behind(node.outputs[0]) is None and not is_left
+
+
+def _stays_among(sequence: ir.Value, nodes: Collection[ir.Node]) -> bool:
+    """Whether only some nodes make and take a sequence, and what these have to do with it is not looked at again."""
+    ends = [sequence.producer(), *sequence.consumers()]
+    return (
+        isinstance(sequence.type, ir.SequenceType)
+        and not sequence.is_graph_output()
+        and all(end in nodes for end in ends)
+    )
 
 
 def exceeds_range(method: Method, node: ir.Node) -> bool:
