@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -19,6 +20,8 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.traces.node_computation import NodeError
+from modelexport.traces.value_ranges import measure_values
 
 
 def halved(x: torch.Tensor) -> torch.Tensor:
@@ -109,7 +112,10 @@ def test_a_script_is_named_after_its_file(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_an_error_of_onnxruntime_tells_the_call_and_the_line_of_the_node(tagged: TaggedFile) -> None:
-    import numpy as np
-
     with pytest.raises(RunError, match=r"the node is of table, test_lines_of_code:\d+\)$"):
         run_session(open_session(tagged.path), {"ids": np.array([[1, 99]])})
+
+
+def test_a_node_that_cannot_be_computed_is_told_with_its_call_and_line(tagged: TaggedFile) -> None:
+    with pytest.raises(NodeError, match=r"^Gather \S+ of table, test_lines_of_code:\d+ fails: "):
+        measure_values(tagged, [{"ids": np.array([[1, 99]])}])

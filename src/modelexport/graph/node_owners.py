@@ -21,6 +21,12 @@ def owner_of(node: ir.Node) -> Owner | None:
     return owner
 
 
+def place_of(node: ir.Node) -> str:
+    """The call and the line of code that a node comes from: ``encoder.dense, net:12``; empty if no call is known."""
+    owner = owner_of(node)
+    return "" if owner is None else ", ".join(filter(None, [str(owner.call), owner.line]))
+
+
 def required_owner(node: ir.Node) -> Owner:
     """The owner that travels with a node of a graph that is about to be written.
 

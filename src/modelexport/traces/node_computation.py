@@ -14,7 +14,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import reason_of
 from modelexport.errors import UsageError
-from modelexport.graph.node_owners import owner_of
+from modelexport.graph.node_owners import owner_of, place_of
 from modelexport.runtime.single_nodes import NoKernelError, run_node
 from modelexport.traces.numpy_kernels import KERNELS
 from modelexport.traces.tolerances import INFINITE, UNITS
@@ -41,10 +41,12 @@ class NodeError(UsageError):
         reason = reason_of(error.__cause__ or error)
         self.of_evaluator = isinstance(error, NoKernelError | NotImplementedError | MemoryError)
         """Whether only this evaluator cannot compute it, which says nothing about the file."""
+        place = place_of(node)
+        named = f"{node.op_type} {node.name or ''}{f' of {place}' if place else ''}"
         super().__init__(
-            f"nothing here computes {node.op_type} {node.name or ''} ({reason}): what follows is not compared"
+            f"nothing here computes {named} ({reason}): what follows is not compared"
             if self.of_evaluator
-            else f"{node.op_type} {node.name or ''} fails: {reason}; check the inputs, or export the file again"
+            else f"{named} fails: {reason}; check the inputs, or export the file again"
         )
         self.node = node
         owner = owner_of(node)

@@ -17,7 +17,7 @@ from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format.dtypes import LARGEST_FLOAT16
-from modelexport.graph.node_owners import owner_of
+from modelexport.graph.node_owners import owner_of, place_of
 from modelexport.runtime.devices import CPU
 from modelexport.tables import columns
 from modelexport.tables.columns import Column, Figure, Kind
@@ -205,8 +205,7 @@ def describe_origin(origin: Origin, runs: int) -> list[str]:
         return [f"the {origin.kind} {origin.name} has {what} ({taken.range.not_finite}){user}{of_call}{where}"]
     assert origin.node is not None
     place = f" at {list(origin.place)}" if origin.place else ""
-    code = f" ({origin.line})" if origin.line else ""
-    of_call = f" of {origin.call}{code}" if origin.call is not None else ""
+    of_call = f" of {place_of(origin.node)}" if origin.call is not None else ""
     lines = [f"first {origin.what}: {origin.node.op_type} {origin.name}{of_call}{where}, its {origin.value}{place}"]
     for taken in origin.takes:
         numbers = taken.range
