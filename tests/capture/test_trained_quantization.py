@@ -92,7 +92,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         model, x = prepared(CONFIGS[request.param]()).apply(ao.disable_observer), X
     else:
         model, x = Arithmetic(4 * (request.param == "in groups")).eval(), X.reshape(-1, 8)
-    export(model, (x,), path, frontend="dynamo")
+    export(model, (x,), path, frontend="dynamo", dynamic=True)
     return model, x, path
 
 

@@ -7,6 +7,7 @@ what it computes after training; arithmetic that rounds (:mod:`.quantizers_by_ar
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -62,6 +63,19 @@ def with_plain_quantizers(prepare: Callable[..., ExportedProgram]) -> Callable[.
         return prepare(program, *args, **options)
 
     return prepared
+
+
+def _register_sizes() -> None:
+    """Give the operator with a scale that is a tensor its sizes, which PyTorch 2.13 does not know for dynamic axes."""
+    with contextlib.suppress(RuntimeError):  # a later version knows them
+        torch.library.register_fake("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", _sizes)
+
+
+def _sizes(x: Any, *options: Any) -> tuple[Any, Any]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+_register_sizes()
 
 
 def make_plain(program: ExportedProgram) -> None:
