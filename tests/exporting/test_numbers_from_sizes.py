@@ -110,7 +110,7 @@ class All(nn.Module):
 @pytest.mark.parametrize(
     ("frontend", "names"),
     [
-        ("dynamo", tuple(FUNCTIONS)[::5]),
+        ("dynamo", tuple(FUNCTIONS)[::8]),
         ("torchscript", BY_TRACE),
         pytest.param("dynamo", tuple(FUNCTIONS), marks=pytest.mark.slow),
     ],
