@@ -45,14 +45,14 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
         for name, part in result.parts.items()
         if part.verified is not None
     ]
+    of_parts = [f"{name}: {line}" for name, part in result.parts.items() for line in (*part.notes, *part.limits)]
     took = f"{result.folder}: {sum(result.seconds.values()):,.1f} s"
     shown = command_line("report", result.folder, "-o", result.folder / "report.html")
     of_model = ("tree", result.folder) if verifications else ("verify", result.folder, "--model", model)
     first = command_line(*of_model)
     steps = [first, shown if page is None else f"open {page} in a browser"]
-    return "\n".join(
-        [align(rows), *interfaces, weights, *fused, *verifications, *result.notes, took, f"next: {'; '.join(steps)}"]
-    )
+    told = [*fused, *verifications, *of_parts, *result.notes]
+    return "\n".join([align(rows), *interfaces, weights, *told, took, f"next: {'; '.join(steps)}"])
 
 
 def package_document(result: PackageResult) -> dict[str, Any]:

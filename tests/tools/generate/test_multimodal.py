@@ -236,6 +236,12 @@ def test_what_follows_from_sizes_of_images_is_computed_as_transformers_does() ->
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("patches", [20, 28])
+def test_sizes_of_another_number_of_patches_are_refused(patches: int) -> None:
+    with pytest.raises(IndexError):
+        image_sizes.FUNCTIONS["get_vision_position_ids"](patches, torch.tensor([[1, 4, 6]]), 2)
+
+
 @pytest.mark.parametrize("any_size", [False, True])
 def test_positions_are_counted_without_reading_values(any_size: bool) -> None:
     model, size = qwen(), [1, 4, 8]

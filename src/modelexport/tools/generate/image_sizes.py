@@ -69,12 +69,12 @@ class _Places(NamedTuple):
 
 def _places(patches: int, sizes: torch.Tensor, merged: int = 1) -> _Places:
     """The places of patches in the order of a tower, in which those that are merged follow each other."""
-    counts = sizes.prod(-1)
-    number = torch.arange(patches)
-    image = (number[:, None] >= counts.cumsum(0)).sum(1)
+    counts, number = sizes.prod(-1), torch.arange(patches)
+    ends = number[counts.cumsum(0) - 1] + 1  # sizes of more patches than there are fail here, in a runtime as well
+    image = (number[:, None] >= ends).sum(1)
     sizes = sizes[image]
     _, height, width = sizes.unbind(-1)
-    first = (counts.cumsum(0) - counts)[image]
+    first = (ends - counts)[image]
     inside = (number - first) % (height * width)
     block, unit = inside // merged**2, inside % merged**2
     row = block // (width // merged) * merged + unit // merged
