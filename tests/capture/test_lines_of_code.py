@@ -111,6 +111,16 @@ def test_a_script_is_named_after_its_file(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert LinesOfCode(Net()).innermost([(str(script), 3)]) == "my_script:3"
 
 
+def test_code_that_torch_fx_wrote_has_no_line_of_the_file_that_asked_for_it() -> None:
+    written = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))
+    assert LinesOfCode(written).innermost([(written.forward.__func__.__code__.co_filename, 5)]) == ""
+
+
+def test_a_module_that_may_not_be_imported_is_no_place_of_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "forbidden", None)
+    assert LinesOfCode(Net()).innermost([(str(tmp_path / "net.py"), 3)]) == "net:3"
+
+
 def test_an_error_of_onnxruntime_tells_the_call_and_the_line_of_the_node(tagged: TaggedFile) -> None:
     with pytest.raises(RunError, match=r"the node is of table, test_lines_of_code:\d+\)$"):
         run_session(open_session(tagged.path), {"ids": np.array([[1, 99]])})

@@ -28,6 +28,8 @@ LINE_KEY = "modelexport.line"
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
 _FRONT_ENDS = str(Path(__file__).with_name("front_ends.py"))
 """What called it is not of the model."""
+_GENERATED = "<eval_with_key>"
+"""How the names of files begin that ``torch.fx`` makes up for the code that it writes, before the file that asked."""
 _FRAME = re.compile(r"^(.*)\((\d+)\): ", re.MULTILINE)
 _Place = tuple[str, int]
 """A file of code and the number of a line."""
@@ -76,7 +78,7 @@ class LinesOfCode:
     def _text(self, place: _Place) -> str:
         if place not in self._texts:
             file, number = place
-            module = _module_of(file)
+            module = "" if file.startswith(_GENERATED) else _module_of(file)
             own = module.partition(".")[0] in self._packages or not file.startswith(_INSTALLED)
             self._texts[place] = f"{module}:{number}" if own and is_module_of_model(module) else ""
         return self._texts[place]
@@ -86,6 +88,6 @@ class LinesOfCode:
 def _module_of(file: str) -> str:
     """The name of the module that was imported from a file; of a script or a cell of a notebook, its own."""
     for name, module in list(sys.modules.items()):
-        if name not in ("__main__", "__mp_main__") and vars(module).get("__file__") == file:
+        if name not in ("__main__", "__mp_main__") and getattr(module, "__dict__", {}).get("__file__") == file:
             return name
     return PurePath(name_of_code(file)).stem

@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+import commands
 from exports import Shared
 from graph_texts import with_formula, written
 from modelexport import export, extract, verify_against
@@ -30,6 +31,12 @@ def test_an_output_with_one_infinite_element_is_within_no_bound(tmp_path: Path) 
     right, wrong = (written(tmp_path / f"{factor}.onnx", SCALED % factor) for factor in ("1", "1e38"))
     report = verify_against(right, wrong, bound=0.05)
     assert (report.verdict, report.outputs[0].norm, report.first_beyond) == ("differ", None, "b")
+
+
+@pytest.mark.parametrize("option", ["--seed=0", "--device=cpu", "--provider=CPUExecutionProvider"])
+def test_an_option_of_runs_runs_both_files_even_if_it_is_given_its_default(tmp_path: Path, option: str) -> None:
+    files = (written(tmp_path / f"{factor}.onnx", SCALED % factor) for factor in ("1", "2"))
+    assert "differ: y is off by" in commands.run("compare", *files, option).stdout
 
 
 @pytest.mark.parametrize(("factor", "status"), [("1", "agree"), ("2", "differ")])

@@ -12,8 +12,9 @@ import typer
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import suggest
 from modelexport.errors import UsageError
+from modelexport.runtime import CPU
 from modelexport.terminal.printing import document_of_parts, format_headings, print_result
-from modelexport.terminal.shared_options import DEVICE, JSON, CalibrationData
+from modelexport.terminal.shared_options import JSON, CalibrationData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,13 @@ class Numbers:
         None, "The largest error of outputs that agree, as a share of their size [the bound of B's recipe].",
         metavar="SHARE",
     )  # fmt: skip
-    provider: str = DEVICE
-    seed: int = option(0, "The seed of random inputs.", metavar="N")
+    provider: str | None = option(
+        None,
+        f"The device to run on: NAME[,option=value...]; see `modelexport devices` [{CPU}].",
+        flag="--device --provider",
+        metavar="NAME",
+    )
+    seed: int | None = option(None, "The seed of random inputs [0].", metavar="N")
     as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
     html: Path | None = option(
         None, "Also write a page with the error of each call.", metavar="OUT.html", file="written alone"
@@ -120,7 +126,7 @@ def _numbers(
     first: Path, second: Path, modules: Sequence[str], running: Numbers, measured: CalibrationData
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The report of each part, and its text."""
-    how: dict[str, Any] = {"provider": running.provider, "seed": running.seed}
+    how: dict[str, Any] = {"provider": running.provider or CPU, "seed": running.seed or 0}
     if first.is_dir() != second.is_dir():  # the stages of a file
         from modelexport.packages.stage_runs import verify_stages
         from modelexport.terminal.show_verification import format_chain

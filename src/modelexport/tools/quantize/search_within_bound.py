@@ -172,7 +172,7 @@ def search(
     stages = stages or Stages(lambda line: None)
     methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
     if (within is None) == (budget is None) or not methods:
-        raise UsageError("give methods, and either a bound on the error or a number of bytes")
+        raise UsageError("give methods (--to), and either a bound on the error or a number of bytes")
     _check_least(least, within)
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
