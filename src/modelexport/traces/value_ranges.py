@@ -7,7 +7,7 @@ later nodes take.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_run import FileRun
@@ -147,8 +147,17 @@ class ValueRanges:
     runs: int
 
 
-def measure_values(tagged: TaggedFile, runs: Iterable[Mapping[str, Any]]) -> ValueRanges:
+Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Gives the names of the values that a run elsewhere computed, to their arrays."""
+
+
+def measure_values(
+    tagged: TaggedFile, runs: Iterable[Mapping[str, Any]], elsewhere: Compute | None = None
+) -> ValueRanges:
     """Run a file, each time with other inputs, in its own types, as the standard defines its operators.
+
+    Args:
+        elsewhere: Runs the file instead; the values of branches and loops are not known then.
 
     Raises:
         NodeError: A node cannot be computed.
@@ -168,7 +177,10 @@ def measure_values(tagged: TaggedFile, runs: Iterable[Mapping[str, Any]]) -> Val
                     array = np.asarray(inputs[value.name or ""])
                     watcher.count(value, array)
                     watcher.given(value, array)
-            run.run(inputs, watcher, change=watcher.given)
+            if elsewhere is None:
+                run.run(inputs, watcher, change=watcher.given)
+            else:
+                _show(tagged.model, inputs, elsewhere(inputs), watcher)
             reached = {watcher.bad[value] for value in tagged.model.graph.outputs if value in watcher.bad}
             for origin in sorted(watcher.origins, key=lambda each: each.order):
                 if origin in reached:
@@ -177,6 +189,19 @@ def measure_values(tagged: TaggedFile, runs: Iterable[Mapping[str, Any]]) -> Val
                     inside.setdefault((origin.kind, origin.name), origin)
             count += 1
     return ValueRanges(ranges, first, tuple(inside.values()), count)
+
+
+def _show(model: ir.Model, inputs: Mapping[str, Any], computed: Mapping[str, Any], watcher: _Watcher) -> None:
+    """Show a watcher the values of a run that was made elsewhere."""
+    known = {**inputs, **computed}
+    for value in initializers(model):
+        if value.const_value is not None and value.name not in known:
+            known[value.name or ""] = watcher.given(value, value.const_value.numpy())
+    for node in model.graph:
+        taken = [None if value is None else known.get(value.name or "") for value in node.inputs]
+        for value in node.outputs:
+            if (name := value.name or "") in computed:
+                watcher(node, taken, value, computed[name])
 
 
 def _is_float(array: Any) -> bool:

@@ -47,6 +47,11 @@ def test_the_file_runs_behind_the_command(product: Path) -> None:
     assert there.agrees == here.agrees
 
 
+def test_values_are_those_that_are_computed_there(product: Path) -> None:
+    here, there = (modelexport.values(product, device=device).found for device in ("cpu", "cpu through env A=1"))
+    assert [each.largest for each in there.ranges.values()] == [each.largest for each in here.ranges.values()]
+
+
 def test_what_a_login_says_first_is_passed_over() -> None:
     assert find_device("cpu through sh -c 'echo Welcome to the board; exec \"$@\"' sh").provider.startswith("CPU")
 

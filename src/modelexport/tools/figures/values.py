@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.node_owners import owner_of, place_of
-from modelexport.runtime.devices import CPU
+from modelexport.runtime.devices import CPU, find_device
+from modelexport.runtime.part_process import PartProcess
+from modelexport.runtime.values_on_device import values_there
 from modelexport.tables import columns
 from modelexport.tables.columns import Column, Figure, Kind
 from modelexport.tables.html_page import Page, Section
@@ -124,6 +126,7 @@ def values(
     sizes: Mapping[str, int] | None = None,
     processor: str | Path | None = None,
     torch_ranges: Mapping[ModuleCall, ValueRange] | None = None,
+    device: str = CPU,
 ) -> FileValues:
     """Run a file in its own types, and measure what each call computes.
 
@@ -133,6 +136,7 @@ def values(
         sizes: Names of dynamic axes to sizes, for random inputs.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         torch_ranges: What PyTorch's modules return, to be shown beside.
+        device: Where it runs: ``NAME[,option=value...]``; by default each node is computed as the standard defines it.
 
     Raises:
         FileFormatError: The file, or the data, is missing or cannot be read.
@@ -150,7 +154,13 @@ def values(
         if sizes:
             raise UsageError("--size is for random inputs, and --data gives inputs: leave out one of them")
         runs, source = given_runs(tagged, data, processor), str(data) if isinstance(data, str | Path) else "given"
-    found = measure_values(tagged, runs)
+    where = find_device(device)
+    if where.is_this_processor:
+        found = measure_values(tagged, runs)
+    else:
+        with PartProcess(where) as process:
+            found = measure_values(tagged, runs, partial(values_there, tagged.model, process))
+        source += f", on {where}"
     table = value_table(tagged, found)
     if torch_ranges:
         known = {call: each for call, each in torch_ranges.items() if call in table.calls}

@@ -11,7 +11,7 @@ import typer
 from modelexport.core.declared_options import option
 from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
 from modelexport.terminal.table_options import ONLY, SIZE, Shown, show
 
 
@@ -28,6 +28,8 @@ def values(
     model: str | None = option(
         None, "Show the values of the same model in PyTorch beside.", metavar="MODEL", file="model"
     ),
+    provider: str = DEVICE,
+    through: str | None = THROUGH,
     *,
     loading: Loading,
     shown: Shown,
@@ -54,7 +56,10 @@ def values(
         with stages("run PyTorch"):
             ranges = ranges_of_calls(loaded.model, example)
     with stages("run"):
-        found = measured_values(file, given, sizes=parsed_sizes(size), processor=processor, torch_ranges=ranges)
+        where = device_text(provider, through)
+        found = measured_values(
+            file, given, sizes=parsed_sizes(size), processor=processor, torch_ranges=ranges, device=where
+        )
     quiet = shown.as_json or shown.as_csv
     show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()])
     if not quiet:
