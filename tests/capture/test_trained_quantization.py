@@ -17,6 +17,8 @@ from torch import nn
 import modelexport
 from modelexport import export
 from modelexport.errors import ModelExportError, UsageError
+from modelexport.files.onnx_models import load_onnx
+from modelexport.runtime.saturating_products import saturating_modules
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.ao.quantization is deprecated:DeprecationWarning", "ignore:Please use quant_min:UserWarning"
@@ -127,6 +129,12 @@ def test_calls_stay_addresses(trained: tuple[nn.Module, Any, Path]) -> None:
     model, _, path = trained
     known = set(modelexport.load(path))
     assert known == {name or "." for name, _ in model.named_modules()} & known
+
+
+def test_activations_of_seven_bits_do_not_saturate(tmp_path: Path) -> None:
+    model = prepared(CONFIGS["fused, per channel"]()).apply(ao.disable_observer)  # fbgemm: from 0 to 127
+    export(model, (X,), tmp_path / "model.onnx", frontend="dynamo")
+    assert saturating_modules(load_onnx(tmp_path / "model.onnx").graph) == {}
 
 
 def test_observers_that_are_on_are_refused(tmp_path: Path) -> None:

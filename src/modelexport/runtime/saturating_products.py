@@ -231,9 +231,17 @@ def _products(node: ir.Node) -> Iterator[_Product]:
             activations = maker.inputs[0]
         orders, weight = _transposed(weight)
         source, holder = _dequantizer(activations), _dequantizer(weight)
-        if source is not None and holder is not None and _type(source.inputs[0]) in _IN_8_BITS:
+        in_8_bits = source is not None and _type(source.inputs[0]) in _IN_8_BITS and not _is_in_7_bits(source.inputs[0])
+        if in_8_bits and holder is not None:
             found.append(_Product(holder, 0, 2, orders))
     return (product for product in found if _is_int8(_input(product.holder, product.weight)))
+
+
+def _is_in_7_bits(value: ir.Value | None) -> bool:
+    """Whether integers are clipped to 127 at most, as training with a reduced range does: their products fit."""
+    maker = value.producer() if value is not None else None
+    most = _tensor(_input(maker, 2)) if maker is not None and maker.op_type == "Clip" else None
+    return most is not None and int(most.numpy()) <= _ACTIVATION // 2
 
 
 def _input(node: ir.Node, place: int) -> ir.Value | None:

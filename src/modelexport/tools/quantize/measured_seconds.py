@@ -48,7 +48,8 @@ def measured_seconds(
     """
     if find_device(device).compiles:
         raise UsageError(
-            f"{device} compiles its graphs, so the time of a module is not known there: give --least bytes"
+            f"{device} compiles its graphs, or is behind a command, so the time of a module is not known there: give "
+            "--least bytes"
         )
     saved: dict[tuple[int, Method], float] = {}
     weighted, nodes = weighted_nodes(tagged.model), {node.name or "": node for node in tagged.model.graph}

@@ -150,8 +150,10 @@ def _with_times(
 
     if not how["check_runtime"] or not any(result.changed for result in results.values()):
         return results, []
-    if find_device(device).compiles:
-        return results, [f"not timed: {device} compiles its graphs, and would compile both files again"]
+    where = find_device(device)
+    if where.compiles:
+        why = "is behind a command" if where.through else "compiles its graphs, and would compile both files again"
+        return results, [f"not timed: {device} {why}"]
     try:
         inputs = None
         if how["data"] is not None and not file.is_dir():
