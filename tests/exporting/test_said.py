@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import nn
 from commands import run
 from modelexport import export, load
 from modelexport.cli.show_export import print_warnings
+from modelexport.core.collected_messages import collected
 from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.options import Options
 
@@ -113,3 +115,11 @@ def test_inputs_that_transformers_computes_are_in_the_result(tmp_path: Path, mon
         result = export(model, ids, tmp_path / "x.onnx", frontend="torchscript", check=False)
     assert list(result.added) == ["position_ids"]
     assert {one.name for one in result.session().get_inputs()} == {"input_ids", "position_ids"}
+
+
+def test_a_package_that_no_model_needs_is_not_said_to_be_missing() -> None:
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    with collected() as messages:
+        log.warning("torchvision is not installed. Skipping %s", "torchvision::nms")
+        log.warning("something else")
+    assert messages == ["something else"]

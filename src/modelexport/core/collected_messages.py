@@ -23,6 +23,9 @@ PACKAGES = ("torch", "transformers", "diffusers", "onnx", "onnx_ir", "onnxscript
 _ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 """Warnings to the authors of those packages, about how they call each other."""
 
+_OF_ANOTHER_PACKAGE = "torchvision is not installed"
+"""What torch says of each operator of a package that it looks for; a model that has one cannot lack the package."""
+
 _collecting: ContextVar[list[str] | None] = ContextVar("modelexport.messages", default=None)
 
 
@@ -32,7 +35,8 @@ class _Collector(logging.Handler):
         self._messages = messages
 
     def emit(self, record: logging.LogRecord) -> None:
-        _add(self._messages, record.getMessage())
+        if not (message := record.getMessage()).startswith(_OF_ANOTHER_PACKAGE):
+            _add(self._messages, message)
 
 
 class _Unhandled(_Collector):
