@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import export
+from modelexport import export, load
 from modelexport.files.onnx_models import load_onnx
 from truth import wrong
 
@@ -112,3 +112,14 @@ def test_an_encoder_is_finite_in_rows_of_padding_alone(tmp_path: Path) -> None:
         computed = torch.tensor(onnxruntime.InferenceSession(path).run(None, feeds)[0])
         # With gradients: PyTorch's fused encoder computes NaN in these rows.
         assert torch.allclose(model(x, src_key_padding_mask=hidden), computed, atol=1e-5)
+
+
+def test_queries_of_one_projection_are_normalized_in_segments(tmp_path: Path) -> None:
+    """The attention that transformers exports in its place leaves these norms out."""
+    glm_ocr = pytest.importorskip("transformers.models.glm_ocr.modeling_glm_ocr")
+    configuration = pytest.importorskip("transformers.models.glm_ocr.configuration_glm_ocr")
+    sizes = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 32, "patch_size": 4}
+    model = glm_ocr.GlmOcrVisionModel(configuration.GlmOcrVisionConfig(depth=1, image_size=16, **sizes)).eval()
+    inputs = {"hidden_states": torch.randn(16, 96), "grid_thw": torch.tensor([[1, 4, 4]])}
+    result = export(model, inputs, tmp_path / "x.onnx", documents=False)
+    assert {"q_norm", "k_norm"} <= {address.rpartition(".")[2] for address in load(result.path)}

@@ -96,10 +96,15 @@ def _of_any_lengths(attend: Callable[..., Any]) -> Callable[..., Any]:
     """Attention of segments, such as images or windows, which the exporter takes for equally long.
 
     If their number is dynamic, all patches attend at once, with a mask of those in one segment. ``cu_seqlens`` is where
-    segments end, after a zero; an end may be repeated.
+    segments end, after a zero; an end may be repeated. Queries and keys of one projection are normalized as in the
+    model's own ``forward``: the exporter of transformers 5.23 leaves these modules out.
     """
 
     def attend_in_segments(self: Any, hidden_states: Any, cu_seqlens: Any, *args: Any, **kwargs: Any) -> Any:
+        with _normalized_before_rotation(self):
+            return attend_at_once(self, hidden_states, cu_seqlens, *args, **kwargs)
+
+    def attend_at_once(self: Any, hidden_states: Any, cu_seqlens: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(cu_seqlens.shape[0], int):
             return attend(self, hidden_states, cu_seqlens, *args, **kwargs)
         segment = (torch.arange(hidden_states.shape[-2])[:, None] >= cu_seqlens[1:]).sum(1)
@@ -109,6 +114,30 @@ def _of_any_lengths(attend: Callable[..., Any]) -> Callable[..., Any]:
             return attend(self, hidden_states, cu_seqlens[[0, -1]], *args, **kwargs)
 
     return attend_in_segments
+
+
+@contextlib.contextmanager
+def _normalized_before_rotation(attention: nn.Module) -> Iterator[None]:
+    """Inside, queries and keys are normalized when they are rotated, if they have norms that were not called before."""
+    module, called = sys.modules[type(attention).__module__], list[None]()
+    rotate = getattr(module, "apply_rotary_pos_emb_vision", None)
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    if rotate is None or None in norms:
+        yield
+        return
+    query_norm, key_norm = norms
+
+    def rotate_normalized(queries: Any, keys: Any, *angles: Any) -> Any:
+        if called or len(angles) != 2:  # some rotate one tensor at a time
+            return rotate(queries, keys, *angles)
+        return rotate(query_norm(queries), key_norm(keys), *angles)
+
+    hook = query_norm.register_forward_hook(lambda *_: called.append(None))
+    try:
+        with attribute_set(module, "apply_rotary_pos_emb_vision", rotate_normalized):
+            yield
+    finally:
+        hook.remove()
 
 
 _REPLACED: Mapping[str, Callable[[Any], Any]] = {
