@@ -121,11 +121,10 @@ def _normalized_before_rotation(attention: nn.Module) -> Iterator[None]:
     """Inside, queries and keys are normalized when they are rotated, if they have norms that were not called before."""
     module, called = sys.modules[type(attention).__module__], list[None]()
     rotate = getattr(module, "apply_rotary_pos_emb_vision", None)
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    if rotate is None or None in norms:
+    query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    if rotate is None or query_norm is None or key_norm is None:
         yield
         return
-    query_norm, key_norm = norms
 
     def rotate_normalized(queries: Any, keys: Any, *angles: Any) -> Any:
         if called or len(angles) != 2:  # some rotate one tensor at a time
