@@ -18,7 +18,7 @@ from modelexport.core.collected_messages import native_errors_to
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import IMAGE_PIXELS, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import error_line, first_few, reason_of
+from modelexport.core.text import error_line, first_few, raised_first, reason_of
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_json, read_regular
 from modelexport.graph.nodes import required_inputs
@@ -290,7 +290,12 @@ def _processor(beside: Path) -> Callable[[Any], Any] | None:
         # Pillow rather than torchvision: its kernels are those that most models were trained with.
         processor: Any = AutoImageProcessor.from_pretrained(beside, local_files_only=True, backend="pil")
     except ImportError as error:
-        raise InputsError(missing_extra(error) or error_line(error)) from error
+        why = error_line(raised_first(error))  # transformers' own message tells only what it could not import
+        raise InputsError(
+            missing_extra(error)
+            or f"transformers cannot load an image processor ({why}): install what it lacks in a version "
+            "that fits torch, or give arrays"
+        ) from error
     except Exception as error:  # of settings that name no processor, or one that this version does not have
         raise FileFormatError(f"{file} is not the settings of an image processor ({error_line(error)})") from error
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import models  # noqa: F401 - makes pillow and torchvision importable
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.runtime.fitted_inputs import fitted
 from modelexport.traces.calibration_data import LENGTH, read_data
 
@@ -244,6 +244,20 @@ def test_settings_of_an_image_processor_that_no_image_fits_are_named(
     pytest.importorskip("PIL.Image")
     with pytest.raises(FileFormatError, match=reason):
         read_data(tmp_path, PIXELS, tmp_path)
+
+
+def test_what_transformers_could_not_import_for_a_processor_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise ModuleNotFoundError("Could not import") from RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", fails)
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(InputsError, match=r"torchvision::nms does not exist\): install"):
+        read_data(image_folder(tmp_path / "images", (255, 0, 0)), PIXELS, tmp_path)
 
 
 def test_only_formats_that_pillow_decodes_itself_are_read(tmp_path: Path) -> None:
