@@ -116,6 +116,10 @@ def test_code_that_torch_fx_wrote_has_no_line_of_the_file_that_asked_for_it() ->
     assert LinesOfCode(written).innermost([(written.forward.__func__.__code__.co_filename, 5)]) == ""
 
 
+def test_a_file_of_another_system_has_no_path_either() -> None:
+    assert LinesOfCode(Net()).innermost([(r"C:\Users\me\net.py", 3)]) == "net:3"
+
+
 def test_a_module_that_may_not_be_imported_is_no_place_of_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "forbidden", None)
     assert LinesOfCode(Net()).innermost([(str(tmp_path / "net.py"), 3)]) == "net:3"

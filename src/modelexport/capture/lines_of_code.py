@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePath
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from torch import nn
@@ -90,4 +90,4 @@ def _module_of(file: str) -> str:
     for name, module in list(sys.modules.items()):
         if name not in ("__main__", "__mp_main__") and getattr(module, "__dict__", {}).get("__file__") == file:
             return name
-    return PurePath(name_of_code(file)).stem
+    return PureWindowsPath(name_of_code(file)).stem  # of a class that was pickled there, too
