@@ -36,7 +36,6 @@ def _multiply(model: ir.Model, node: ir.Node) -> None:
     new += [ir.node("Mul", [x, factor]), ir.node("Div", [scale, scale])]
     for each in new:
         set_owner(each, owner_of(node))
-        each.metadata_props.update(node.metadata_props)
     taken = names_in(model)
     for each in new:
         each.outputs[0].name = free_name(f"{node.outputs[0].name}_{each.op_type.lower()}", taken)
@@ -65,7 +64,6 @@ def _transpose_integers(model: ir.Model) -> None:
         for new, old in ((integers, node), (moved, back)):
             if (owner := owner_of(old)) is not None:
                 set_owner(new, owner)
-            new.metadata_props.update(old.metadata_props)
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], [integers, moved], node.outputs, [result])
 
 
