@@ -36,7 +36,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.devices.device_check import check
-from modelexport.tools.devices.device_report import DeviceReport, Fallback, PieceReport
+from modelexport.tools.devices.device_report import DeviceReport, Fallback, RegionReport
 from modelexport.tools.devices.kits import write_kit
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from spoiled_device import SpoiledDevice
@@ -94,13 +94,13 @@ def npu_cells(report: DeviceReport) -> list[str]:
 
 
 def helped(fallback: Fallback) -> str:
-    changes = [remedy.change for remedy in fallback.remedies if remedy.helps]
+    changes = [change.change for change in fallback.tried if change.helps]
     return f" (runs there by {changes[0]})" if changes else ""
 
 
 def named(report: DeviceReport) -> str:
     places = [
-        f"`{one.address or '.'}`" + (f" ({', '.join(one.operators[:4])})" if one.span else "")
+        f"`{one.address or '.'}`" + (f" ({', '.join(one.operators[:4])})" if one.node_names else "")
         for one in report.culprits
     ]
     return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
@@ -141,9 +141,9 @@ def planted(folder: Path) -> Iterator[str]:
     yield from rows
 
 
-def nodes_of(tagged: TaggedFile, culprit: PieceReport) -> set[str | None]:
+def nodes_of(tagged: TaggedFile, culprit: RegionReport) -> set[str | None]:
     """The nodes that a culprit names, with those that compute constants for them, such as transposed weights."""
-    names = set(culprit.span) or {node.name for node in tagged.nodes_of(tagged.find(culprit.address or "."))}
+    names = set(culprit.node_names) or {node.name for node in tagged.nodes_of(tagged.find(culprit.address or "."))}
     pending = [node for node in tagged.model.graph if node.name in names]
     while pending:
         for value in pending.pop().inputs:
@@ -183,7 +183,7 @@ def elsewhere(
             try:
                 run(kit, label)
                 report = verify_results(file, results=kit / "results.json")
-                ran = sum(one.status != "not compared" for one in report.pieces)
+                ran = sum(one.status != "not compared" for one in report.regions)
                 results = json.loads((kit / "results.json").read_text())["parts"].values()
                 failed = sum(one["status"] != "ran" for one in results)
                 off = f"off by {report.whole.error:.1e}" if report.whole.error is not None else report.whole.reason[:80]

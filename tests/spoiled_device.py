@@ -1,4 +1,4 @@
-"""Devices that are wrong by design: they run pieces on the processor, and spoil the results of some nodes."""
+"""Devices that are wrong by design: they run regions on the processor, and spoil the results of some nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelexport.runtime.devices import CPU, Device
 from modelexport.runtime.part_process import PartResult
 from modelexport.runtime.part_runner import output_error
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tools.devices.pieces import Piece
+from modelexport.tools.devices.device_regions import Region
 
 Spoils = Callable[[ir.Node], bool]
 
@@ -21,26 +21,26 @@ class SpoiledDevice:
     """A device that multiplies the results of some nodes.
 
     Args:
-        spoils: The nodes, in the graph of the piece that is run.
+        spoils: The nodes, in the graph of the region that is run.
         by: What their first results are multiplied by.
         lacks: Operators that the processor runs.
     """
 
-    runs_any_span = True
+    runs_any_region = True
 
     def __init__(self, spoils: Spoils, by: float = 1.2, lacks: Collection[str] = ()) -> None:
         self.device = Device(name="spoiled", provider="SpoiledExecutionProvider")
         self.measured = 0
         self._spoils, self._by, self._lacks = spoils, by, lacks
 
-    def run(self, piece: Piece, *, log: bool = False) -> PartResult:
+    def run(self, region: Region, *, log: bool = False) -> PartResult:
         self.measured += 1
         results = run_session(
-            open_session(spoiled(piece.model, self._spoils, self._by), folder=piece.folder), piece.inputs
+            open_session(spoiled(region.model, self._spoils, self._by), folder=region.folder), region.inputs
         )
-        errors = {name: output_error(right, results[name]) for name, right in piece.outputs.items()}
+        errors = {name: output_error(right, results[name]) for name, right in region.outputs.items()}
         nodes: dict[str, list[list[str]]] = {}
-        for node in piece.model.graph:
+        for node in region.model.graph:
             provider = CPU if node.op_type in self._lacks else self.device.provider
             nodes.setdefault(provider, [[]])[0].append(node.name or "")
         return PartResult(status="ran", errors=errors, nodes=nodes, log="")
@@ -74,7 +74,7 @@ def is_operator(*names: str) -> Spoils:
 
 
 def is_fused(first: str, second: str) -> Spoils:
-    """Nodes of an operator whose first input is made by another in the same piece: a device that fuses the two."""
+    """Nodes of an operator whose first input is made by another in the same region: a device that fuses the two."""
     return lambda node: (
         node.op_type == second
         and any(

@@ -24,8 +24,8 @@ from modelexport.capture import patches
 from modelexport.capture.front_ends import capture
 from modelexport.capture.patches import TABLE, private, problem, replaced, turned_off, usable
 from modelexport.capture.repairs.recurrent import steps_open
-from modelexport.capture.repairs.untraceable import _Rewritten, reading_no_values
-from modelexport.capture.transformers_exporter import _asked_once, _of_imported_models
+from modelexport.capture.repairs.untraceable import Rewritten, reading_no_values
+from modelexport.capture.transformers_exporter import asked_once, of_imported_models
 from modelexport.errors import CaptureError, VersionWarning
 
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def nothing_known() -> Iterator[None]:
     yield
     problem.cache_clear()
     patches.tested.cache_clear()
-    patches._warned.clear()
+    patches.warned.clear()
 
 
 def missing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -96,7 +96,7 @@ def test_without_any_name_that_is_not_required_models_are_exported(
 
 
 def test_a_function_with_other_parameters_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    holder, name = patches._holder(TABLE["operators"].where)
+    holder, name = patches.holder_of(TABLE["operators"].where)
     find = getattr(holder, name)
     monkeypatch.setattr(holder, name, lambda more=None: find())
     problem.cache_clear()
@@ -211,7 +211,7 @@ def test_functions_are_replaced_only_while_a_model_is_captured(monkeypatch: pyte
         intercepted.append(func)
         return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(_Rewritten, "__torch_function__", noted)
+    monkeypatch.setattr(Rewritten, "__torch_function__", noted)
     with replaced({"export": reading_no_values}):
         torch.ones(2).add(1)
         assert intercepted == []
@@ -264,7 +264,7 @@ def test_transformers_that_cannot_be_imported_does_not_stop_other_models(tmp_pat
 def test_the_modules_of_other_models_are_not_imported_to_be_changed() -> None:
     module = "transformers.models.yoso.modeling_yoso"
     imported_already = module in sys.modules
-    with replaced({"changed models": _of_imported_models}):
+    with replaced({"changed models": of_imported_models}):
         assert (private("changed models")(module, missing_ok=True) is None) != imported_already
         assert (module in sys.modules) == imported_already
         assert private("changed models")("torch.Tensor", missing_ok=True) is torch.Tensor
@@ -273,7 +273,7 @@ def test_the_modules_of_other_models_are_not_imported_to_be_changed() -> None:
 
 def test_a_tensor_is_asked_again_whether_it_is_contiguous_when_its_strides_changed() -> None:
     asked: list[torch.Tensor] = []
-    with replaced({"contiguity": lambda ask: _asked_once(lambda x: asked.append(x) or ask(x))}):
+    with replaced({"contiguity": lambda ask: asked_once(lambda x: asked.append(x) or ask(x))}):
         is_contiguous, x = private("contiguity"), torch.ones(2, 3)
         assert [is_contiguous(x), is_contiguous(x), len(asked)] == [True, True, 1]
         x.t_()

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelexport.core.garbage_collection import _Heap, only_new_garbage
+from modelexport.core.garbage_collection import Heap, only_new_garbage
 
 
 @pytest.fixture(autouse=True)
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The collector as Python starts it; `conftest` has another for all tests."""
-    monkeypatch.setattr(_Heap, "frozen", False)
+    monkeypatch.setattr(Heap, "frozen", False)
     thresholds = gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)
@@ -67,10 +67,10 @@ def test_new_garbage_is_collected_and_old_is_not_looked_at() -> None:
 def test_garbage_of_earlier_blocks_is_collected_when_it_may_be_much(monkeypatch: pytest.MonkeyPatch) -> None:
     with only_new_garbage():
         pass  # the first block of a process counts
-    monkeypatch.setattr(_Heap, "counted", 1000)  # as in a process that has imported little
-    monkeypatch.setattr(_Heap, "blocks", sys.getallocatedblocks())
+    monkeypatch.setattr(Heap, "counted", 1000)  # as in a process that has imported little
+    monkeypatch.setattr(Heap, "blocks", sys.getallocatedblocks())
     with only_new_garbage():
-        knots = [Knot() for _ in range(_Heap.counted)]
+        knots = [Knot() for _ in range(Heap.counted)]
     gone = weakref.ref(knots[0])
     del knots
     with only_new_garbage():

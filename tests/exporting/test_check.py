@@ -192,7 +192,7 @@ def test_a_query_without_keys_is_checked_although_the_example_has_none(
 ) -> None:
     inputs = torch.linspace(-2, 3, 32).sin().reshape(1, 2, 4, 4), torch.ones(4, 4).tril().bool()
     export(Attends(), inputs, tmp_path / "m.onnx", frontend="dynamo")
-    monkeypatch.setattr(attention, "_with_empty_rows", lambda *args, **kwargs: NotImplemented)
+    monkeypatch.setattr(attention, "with_empty_rows", lambda *args, **kwargs: NotImplemented)
     with pytest.raises(CheckError, match="a whole row of each: the file is off by"):
         export(Attends(), inputs, tmp_path / "m.onnx", frontend="dynamo")
 

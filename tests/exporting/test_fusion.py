@@ -172,12 +172,12 @@ def test_a_prompt_without_a_past_is_right_for_rows_padded_differently(tmp_path: 
 def test_without_rotating_before_the_attention_it_would_be_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails when ONNX Runtime reads the positions of a first prompt: then `_rotate_before_attention` can be removed.
+    """Fails when ONNX Runtime reads the positions of a first prompt: then `rotate_before_attention` can be removed.
 
     The logits of the prompt are right, because distances are; the keys in the cache are rotated by other positions than
     the next tokens.
     """
-    monkeypatch.setattr(runtime_fusion, "_rotate_before_attention", lambda node, before: None)
+    monkeypatch.setattr(runtime_fusion, "rotate_before_attention", lambda node, before: None)
     (_, keys), (_, right_keys) = prefill(tmp_path / "llama.onnx")
     assert np.abs(keys[1, :, 3:] - right_keys[1, :, 3:]).max() > 0.1
 

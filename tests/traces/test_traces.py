@@ -22,7 +22,7 @@ from modelexport.traces.file_trace import exact_constants, measure_noise, trace_
 from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.numpy_kernels import erf
-from modelexport.traces.ties_and_choices import chosen_axis, is_tie
+from modelexport.traces.tied_indices import chosen_axis, is_tie
 from modelexport.traces.trace import Choice, Index, Trace
 
 NUMBERS = np.random.default_rng(0).standard_normal((3, 5))

@@ -97,7 +97,7 @@ def test_an_optimizer_that_makes_outputs_wrong_is_named(exported: Exporter, monk
     for module in (onnxruntime_outputs, runtime_causes):
         monkeypatch.setattr(module, "open_session", opened)
         monkeypatch.setattr(module, "run_session", ran)
-    monkeypatch.setattr(runtime_causes, "_blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
+    monkeypatch.setattr(runtime_causes, "blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
     found = verify(one.case.build(), one.case.inputs(), one.path)
     assert found.verdict == "differ"
     assert found.cause == "ONNX Runtime's optimizer SomeFusion"

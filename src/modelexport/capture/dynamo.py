@@ -50,7 +50,7 @@ from modelexport.capture.once.registered_kernels import registered_plainly
 from modelexport.capture.once.signatures import parsed_when_used, read_once, signed_when_used
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
-from modelexport.capture.presumed_selections import Presumed
+from modelexport.capture.presumed_answers import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.quantizers_in_training import ObserverError, with_flags_known, with_plain_quantizers
 from modelexport.capture.recorded_conditions import RecordedConditions

@@ -13,7 +13,7 @@ from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.fixed_answers import fixed_answers
 from modelexport.capture.patches import warn_once
-from modelexport.capture.presumed_selections import DECISIONS, Presumed
+from modelexport.capture.presumed_answers import DECISIONS, Presumed
 from modelexport.capture.repairs.resizing import copy_along_equal_sizes, give_sizes_of_pytorch, pick_pixels_as_pytorch
 from modelexport.capture.script_modules import scripts_converted
 from modelexport.capture.value_decisions import DecisionError, inputs_read

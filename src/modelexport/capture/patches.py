@@ -207,7 +207,7 @@ TABLE: Mapping[str, Patch] = {
 
 
 @functools.cache
-def _holder(where: str) -> tuple[Any, str]:
+def holder_of(where: str) -> tuple[Any, str]:
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
     return functools.reduce(getattr, owners, importlib.import_module(module)), name
@@ -247,12 +247,12 @@ def require(use: Use) -> None:
 def warn_once() -> None:
     """Warn of packages outside the tested range, and of what is not used; once in a process."""
     for text in _lacking():
-        if text not in _warned:
-            _warned.add(text)
+        if text not in warned:
+            warned.add(text)
             warnings.warn(text, VersionWarning, stacklevel=2)
 
 
-_warned: set[str] = set()
+warned: set[str] = set()
 
 
 def _lacking() -> Iterator[str]:
@@ -299,7 +299,7 @@ def usable(*names: str) -> bool:
 
 def private(name: str) -> Any:
     """What a name of the table stands for at present."""
-    holder, attribute = _holder(TABLE[name].where)
+    holder, attribute = holder_of(TABLE[name].where)
     if attribute in vars(builtins) and isinstance(holder, ModuleType):  # a module's own function takes its place
         return getattr(holder, attribute, vars(builtins)[attribute])
     return getattr(holder, attribute)
@@ -311,6 +311,6 @@ def replaced(replacements: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]
     with ExitStack() as stack:
         for name, make in replacements.items():
             if usable(name):
-                holder, attribute = _holder(TABLE[name].where)
+                holder, attribute = holder_of(TABLE[name].where)
                 stack.enter_context(attribute_set(holder, attribute, make(private(name))))
         yield

@@ -96,7 +96,7 @@ _COMPARE = {
     "torch",
     *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording", "sym_node")),
     __name__,
-    "modelexport.capture.presumed_selections",
+    "modelexport.capture.presumed_answers",
 }
 """Modules between a comparison and what is recorded of it."""
 _TEXT = 120

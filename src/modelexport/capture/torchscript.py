@@ -30,7 +30,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.patches import private, replaced, require
-from modelexport.capture.presumed_selections import Presumed
+from modelexport.capture.presumed_answers import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable

@@ -67,7 +67,7 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
     return Silent()
 
 
-def _of_imported_models(resolve: Callable[..., Any]) -> Callable[..., Any]:
+def of_imported_models(resolve: Callable[..., Any]) -> Callable[..., Any]:
     """The function that finds an object by its path, which does not import the modules of other models for it."""
 
     def resolve_imported(path: str, missing_ok: bool = False) -> Any:
@@ -78,7 +78,7 @@ def _of_imported_models(resolve: Callable[..., Any]) -> Callable[..., Any]:
     return resolve_imported
 
 
-def _asked_once(ask: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], bool]:
+def asked_once(ask: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], bool]:
     """Whether a tensor is contiguous, which is not asked again of the last tensor while its strides are the same."""
     last: Any = None, "", False
 
@@ -140,8 +140,8 @@ def _normalized_before_rotation(attention: nn.Module) -> Iterator[None]:
 
 
 _REPLACED: Mapping[str, Callable[[Any], Any]] = {
-    "changed models": _of_imported_models,
-    "contiguity": _asked_once,
+    "changed models": of_imported_models,
+    "contiguity": asked_once,
     "segments": _of_any_lengths,
 }
 

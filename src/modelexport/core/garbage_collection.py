@@ -15,7 +15,7 @@ _GROWTH = 1.25
 """How many times the objects of the last full collection there may be at the start of a block: Python's own rule."""
 
 
-class _Heap:
+class Heap:
     """What is known of all objects of the process."""
 
     counted = 0
@@ -34,29 +34,29 @@ def only_new_garbage() -> Iterator[None]:
     export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
     Nothing is done in a program that froze objects itself, and inside another such block.
     """
-    if not _Heap.frozen and gc.isenabled() and gc.get_freeze_count():
-        _Heap.frozen = True
-    if _Heap.frozen or not gc.isenabled():
+    if not Heap.frozen and gc.isenabled() and gc.get_freeze_count():
+        Heap.frozen = True
+    if Heap.frozen or not gc.isenabled():
         yield
         return
     gc.freeze()
-    _Heap.frozen = True
-    grown = sys.getallocatedblocks() - _Heap.blocks > (_GROWTH - 1) * _Heap.counted
-    if _Heap.counted and grown:
-        if gc.get_freeze_count() > _GROWTH * _Heap.counted:
+    Heap.frozen = True
+    grown = sys.getallocatedblocks() - Heap.blocks > (_GROWTH - 1) * Heap.counted
+    if Heap.counted and grown:
+        if gc.get_freeze_count() > _GROWTH * Heap.counted:
             gc.unfreeze()
             gc.collect()
             gc.freeze()
-            _Heap.counted = gc.get_freeze_count()
-        _Heap.blocks = sys.getallocatedblocks()
+            Heap.counted = gc.get_freeze_count()
+        Heap.blocks = sys.getallocatedblocks()
     youngest, young, before = gc.get_threshold()
     gc.set_threshold(max(youngest, _YOUNG), young, max(before, _FULL))
     try:
         yield
     finally:
-        _Heap.frozen = False
+        Heap.frozen = False
         gc.set_threshold(youngest, young, before)
-        if not _Heap.counted:  # the first block has imported what it needs
+        if not Heap.counted:  # the first block has imported what it needs
             gc.freeze()
-            _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
+            Heap.counted, Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
         gc.unfreeze()

@@ -80,7 +80,7 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     apply_fusions(model, target.removeprefix("ort-"))
     if row is not None:
         replace_symbol(model, "1", row)
-    rotated = [keys for node in list(all_nodes(model)) if (keys := _rotate_before_attention(node, before))]
+    rotated = [keys for node in list(all_nodes(model)) if (keys := rotate_before_attention(node, before))]
     packed = tidy_fused(model)
     model.opset_imports.update({node.domain: 1 for node in all_nodes(model) if node.domain == CONTRIBUTED})
     fill_types(model)
@@ -95,7 +95,7 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     return values
 
 
-def _rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | None:
+def rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | None:
     """Rotate queries and keys before an attention that would not read the positions of a first prompt.
 
     Without a past, ONNX Runtime's GroupQueryAttention takes the first position for all rows and counts on from it:

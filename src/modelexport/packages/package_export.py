@@ -23,9 +23,9 @@ from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
 from modelexport.packages.generation_loop import BATCH
+from modelexport.packages.input_and_axis_names import name_axes_of_part
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import AUTO, PackageKind, as_module, kind_of
-from modelexport.packages.part_names import name_axes_of_part
 from modelexport.packages.verify_before_writing import check_package
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.bytes_of_entries import Weights
@@ -150,10 +150,10 @@ def export_package(
                 weight_bytes=sum(heavy.values()),
             )
 
-        return _first_that_passes(chain([best], forms), exported, staging)
+        return first_that_passes(chain([best], forms), exported, staging)
 
 
-def _first_that_passes(
+def first_that_passes(
     forms: Iterable[Sequence[ModelPart]], export_form: Callable[[Sequence[ModelPart]], PackageResult], staging: Path
 ) -> PackageResult:
     """The package of the first form whose parts can be captured and generate what the model does.

@@ -33,7 +33,7 @@ class _Facts(msgspec.Struct, frozen=True):
     mem_requested_in_use_delta: str = ""
 
 
-class _Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True):
     """One event of ONNX Runtime's profile; times are integers in microseconds."""
 
     cat: str
@@ -119,7 +119,7 @@ def profile_runs(
 ) -> list[Profile]:
     """Run files in turns with ONNX Runtime's profiler, and once more to measure the memory of their nodes."""
     rounds = itertools.chain(rounds, itertools.repeat(0))
-    timed: list[list[list[_Event]]] = [[] for _ in files]
+    timed: list[list[list[Event]]] = [[] for _ in files]
     recorded = warmup + runs
     while len(timed[0]) < runs:  # once, unless the nodes are so many that the profiler is full before the last run
         wanted = min(recorded, warmup + runs - len(timed[0]))
@@ -128,7 +128,7 @@ def profile_runs(
             options.optimized_model_filepath = str(file.optimized)
             for key, value in (("file_name", "optimized.onnx.data"), ("min_size_in_bytes", _LARGE_WEIGHT)):
                 options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
-        found = _profiled(files, all_options, "time", itertools.islice(rounds, wanted - 1))
+        found = profiled(files, all_options, "time", itertools.islice(rounds, wanted - 1))
         if (recorded := min(map(len, found))) <= warmup:
             raise UsageError(
                 f"ONNX Runtime's profiler is full after {recorded} of {warmup} warm-up runs and a measured one: "
@@ -139,7 +139,7 @@ def profile_runs(
     return [_profile(file, events, provider, rounds) for file, events in zip(files, timed, strict=True)]
 
 
-def _profile(file: Run, timed: Sequence[Sequence[_Event]], provider: str, rounds: Iterator[int]) -> Profile:
+def _profile(file: Run, timed: Sequence[Sequence[Event]], provider: str, rounds: Iterator[int]) -> Profile:
     """The profile of the recorded runs of a file."""
     profiler = _profiler_time(timed)
     kernels = _by_run(timed, profiler)
@@ -148,17 +148,17 @@ def _profile(file: Run, timed: Sequence[Sequence[_Event]], provider: str, rounds
     options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
     options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(file.folder / "memory.csv"))
     with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
-        (found,) = _profiled([file._replace(path=file.optimized)], [options], "memory", itertools.islice(rounds, 1))
+        (found,) = profiled([file._replace(path=file.optimized)], [options], "memory", itertools.islice(rounds, 1))
         memory = _memory(found)
     whole = [run[-1].dur * 1000 for run in timed]
-    of_nodes = [1000 * sum(own_time for _, own_time in _nested(run[:-1])) for run in timed]
+    of_nodes = [1000 * sum(own_time for _, own_time in nested(run[:-1])) for run in timed]
     outside = round(statistics.median(max(taken - part, 0) for taken, part in zip(whole, of_nodes, strict=True)))
     return Profile(kernels, whole, profiler, outside, memory)
 
 
-def _profiled(
+def profiled(
     files: Sequence[Run], all_options: Sequence[onnxruntime.SessionOptions], prefix: str, rounds: Iterable[int]
-) -> list[list[list[_Event]]]:
+) -> list[list[list[Event]]]:
     """The events of each run of each file, which run in turns."""
     sessions: list[onnxruntime.InferenceSession] = []
     try:
@@ -169,12 +169,12 @@ def _profiled(
         _run_times(sessions, files, rounds)
     finally:
         written = [Path(session.end_profiling()) for session in sessions]
-    return [_events_by_run(decode_json(path.read_bytes(), kind=list[_Event])) for path in written]
+    return [_events_by_run(decode_json(path.read_bytes(), kind=list[Event])) for path in written]
 
 
-def _events_by_run(events: Iterable[_Event]) -> list[list[_Event]]:
+def _events_by_run(events: Iterable[Event]) -> list[list[Event]]:
     """The events of each run: its nodes, and last the run itself."""
-    events_by_run: list[list[_Event]] = [[]]
+    events_by_run: list[list[Event]] = [[]]
     for event in events:
         if event.cat == "Node" and event.name.endswith(_KERNEL):
             events_by_run[-1].append(event)
@@ -184,7 +184,7 @@ def _events_by_run(events: Iterable[_Event]) -> list[list[_Event]]:
     return [run for run in events_by_run if run and run[-1].name == "model_run"]
 
 
-def _profiler_time(runs: Sequence[Sequence[_Event]]) -> int:
+def _profiler_time(runs: Sequence[Sequence[Event]]) -> int:
     """What the profiler adds to each node: it writes down shapes before it stops the clock.
 
     A node that only changes a shape takes next to nothing, so that this is nearly what the fastest node takes.
@@ -197,16 +197,16 @@ def _profiler_time(runs: Sequence[Sequence[_Event]]) -> int:
     return min((round(statistics.median(durations)) for durations in taken.values()), default=0)
 
 
-def _by_run(runs: Sequence[Sequence[_Event]], profiler: int) -> dict[Kernel, list[int]]:
+def _by_run(runs: Sequence[Sequence[Event]], profiler: int) -> dict[Kernel, list[int]]:
     kernels: dict[Kernel, list[int]] = {}
     for number, run in enumerate(runs):
-        for event, own_time in _nested(run[:-1]):
+        for event, own_time in nested(run[:-1]):
             taken = kernels.setdefault(_kernel(event), [0] * len(runs))
             taken[number] += max(own_time * 1000 - profiler, 0)
     return kernels
 
 
-def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int]]:
+def nested(events: Sequence[Event]) -> Iterator[tuple[Event, int]]:
     """Each event, and its duration without the events inside it: nodes may have nested graphs."""
     order = sorted(range(len(events)), key=lambda index: (events[index].ts, -events[index].dur, -index))
     own_times = [event.dur for event in events]
@@ -226,11 +226,11 @@ def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int]]:
 _HOLD_GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedySearch", "Sampling")
 
 
-def _kernel(event: _Event) -> Kernel:
+def _kernel(event: Event) -> Kernel:
     return Kernel(event.name.removesuffix(_KERNEL), event.args.op_name, event.args.node_index)
 
 
-def _memory(runs: Sequence[Sequence[_Event]]) -> dict[Kernel, int]:
+def _memory(runs: Sequence[Sequence[Event]]) -> dict[Kernel, int]:
     """Bytes in use during each node of the last run, beyond those in use before the first node."""
     events = [event for run in runs[-1:] for event in run[:-1] if event.args.mem_bytes_requested_in_use]
     if not events:

@@ -25,7 +25,7 @@ from modelexport.traces.array_differences import relative_error
 from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
-from modelexport.traces.ties_and_choices import is_tie
+from modelexport.traces.tied_indices import is_tie
 from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SCORES_OF_PYTORCH, UNITS
 from modelexport.traces.trace import Content, Index, Trace
 from modelexport.weights.recorded_transforms import compute_planned

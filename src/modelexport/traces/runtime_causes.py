@@ -51,7 +51,7 @@ def cause_in_runtime(path: Path, feeds: Mapping[str, Any], agrees: Agrees, provi
             return f"MatMulNBits with accuracy_level {_IN_8_BITS}, which rounds activations to 8 bits,"
         model = load_onnx(path)
     if agrees(run_session(open_session(path, provider=provider), feeds)):
-        return f"ONNX Runtime's optimizer {_blamed_optimizer(path, feeds, agrees, provider)}"
+        return f"ONNX Runtime's optimizer {blamed_optimizer(path, feeds, agrees, provider)}"
     return _blamed_kernels(model, feeds, agrees, provider)
 
 
@@ -109,7 +109,7 @@ _APPLIED = re.compile(r"GraphTransformer (\w+) modified: 1")
 _RULE = re.compile(r"(?:Rule|RewriteRule) (\w+)")
 
 
-def _blamed_optimizer(path: Path, feeds: Mapping[str, Any], agrees: Agrees, provider: str) -> str:
+def blamed_optimizer(path: Path, feeds: Mapping[str, Any], agrees: Agrees, provider: str) -> str:
     """The name of the optimizer without which a file's outputs agree."""
     names = _applied(path, provider)
     for name in names:

@@ -21,13 +21,13 @@ from modelexport.runtime import part_process
 from modelexport.runtime.devices import Device, find_device, find_devices
 from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes, with_sizes
 from modelexport.tools.devices.device_check import check
+from modelexport.tools.devices.device_regions import RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.device_text import format_device
 from modelexport.tools.devices.fixes import find_fix
-from modelexport.tools.devices.judged_pieces import judge
-from modelexport.tools.devices.piece_runs import PieceRuns
-from modelexport.tools.devices.pieces import PieceCutter
-from modelexport.tools.devices.wrong_spans import smallest_span
+from modelexport.tools.devices.judged_regions import judge
+from modelexport.tools.devices.region_runs import RegionRuns
+from modelexport.tools.devices.wrong_regions import smallest_region
 from spoiled_device import SpoiledDevice, is_fused, is_operator
 
 UINT8 = ir.DataType.UINT8
@@ -77,41 +77,41 @@ def checked(file: Path, device: SpoiledDevice) -> DeviceReport:
 def test_a_device_that_is_right_runs_the_whole_and_nothing_else(file: Path) -> None:
     report = checked(file, SpoiledDevice(is_operator("Erf")))
     assert report.agrees
-    assert [piece.address for piece in report.pieces] == [""]
+    assert [region.address for region in report.regions] == [""]
     assert report.measured == 1
 
 
 def test_the_smallest_wrong_modules_are_named_and_no_other(file: Path) -> None:
     report = checked(file, SpoiledDevice(is_operator("LayerNormalization")))
     assert not report.agrees
-    assert [piece.address for piece in report.culprits] == ["blocks.0.norm", "blocks.1.norm"]
-    assert {piece.address for piece in report.pieces if piece.status == "agree"} >= {"blocks.0.gate", "head"}
+    assert [region.address for region in report.culprits] == ["blocks.0.norm", "blocks.1.norm"]
+    assert {region.address for region in report.regions if region.status == "agree"} >= {"blocks.0.gate", "head"}
 
 
-def test_an_operator_of_a_module_itself_is_named_as_a_span(file: Path) -> None:
+def test_an_operator_of_a_module_itself_is_named_as_a_region(file: Path) -> None:
     report = checked(file, SpoiledDevice(is_operator("Softmax"), by=1.5))
-    assert [(piece.address, piece.operators) for piece in report.culprits] == [
+    assert [(region.address, region.operators) for region in report.culprits] == [
         ("blocks.0", ["Softmax"]),
         ("blocks.1", ["Softmax"]),
     ]
 
 
-def test_nodes_that_are_right_alone_and_wrong_together_are_the_smallest_span(file: Path) -> None:
+def test_nodes_that_are_right_alone_and_wrong_together_are_the_smallest_region(file: Path) -> None:
     report = checked(file, SpoiledDevice(is_fused("Add", "LayerNormalization")))
-    assert [piece.operators for piece in report.culprits] == [["Add", "LayerNormalization"]] * 2
-    norms = [piece for piece in report.pieces if piece.address.endswith("norm")]
-    assert [piece.status for piece in norms] == ["agree", "agree"]
+    assert [region.operators for region in report.culprits] == [["Add", "LayerNormalization"]] * 2
+    norms = [region for region in report.regions if region.address.endswith("norm")]
+    assert [region.status for region in norms] == ["agree", "agree"]
 
 
 def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Path) -> None:
-    piece = PieceCutter(load(file), {"x": np.ones((1, 5, 8), np.float32)}).whole()
+    region = RegionCutter(load(file), {"x": np.ones((1, 5, 8), np.float32)}).whole()
     half, narrow = find_device("cpu"), msgspec.structs.replace(find_device("cpu"), computes="float16")
-    on_cpu, in_half = piece.errors_on_cpu(), piece.cost_of_half()
+    on_cpu, in_half = region.errors_on_cpu(), region.cost_of_half()
     assert on_cpu < 1e-6
     assert 1e-5 < in_half < 1e-2
 
     def status(error: float, device: Device) -> str:
-        return judge(piece, PartResult(status="ran", errors={"y": error}), device, bound=0.0)[0]
+        return judge(region, PartResult(status="ran", errors={"y": error}), device, bound=0.0)[0]
 
     assert [status(1.5 * on_cpu, device) for device in (half, narrow)] == ["agree", "agree"]
     assert [status(1.5 * in_half, device) for device in (half, narrow)] == ["off", "rounding"]
@@ -119,7 +119,7 @@ def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Pa
 
 
 @pytest.mark.parametrize("fuses", [True, False])
-def test_a_change_that_makes_a_piece_right_is_tried_and_written(file: Path, tmp_path: Path, fuses: bool) -> None:
+def test_a_change_that_makes_a_region_right_is_tried_and_written(file: Path, tmp_path: Path, fuses: bool) -> None:
     """Nodes that are fused are kept apart; an operator that is wrong is replaced by its definition."""
     spoils = is_fused("Add", "LayerNormalization") if fuses else is_operator("LayerNormalization")
     device, tagged = SpoiledDevice(spoils), load(file)
@@ -158,19 +158,19 @@ def test_an_operator_that_falls_back_is_tried_in_other_ways(file: Path) -> None:
         "LayerNormalization", 2, ["blocks.0.norm", "blocks.1.norm"],
     )  # fmt: skip
     assert fallback.example.endswith("FLOAT[1,5,8], FLOAT[8], FLOAT[8] -> FLOAT[1,5,8]")
-    assert [remedy.change for remedy in fallback.remedies if remedy.helps] == ["definition"]
+    assert [change.change for change in fallback.tried if change.helps] == ["definition"]
     (fallback,) = checked(file, SpoiledDevice(is_operator("Erf"), lacks=["LayerNormalization", "Sqrt"])).fallbacks
-    assert {remedy.change: remedy.result for remedy in fallback.remedies} == {"definition": "not there either"}
+    assert {change.change: change.result for change in fallback.tried} == {"definition": "not there either"}
 
 
-def test_a_span_is_found_by_halving() -> None:
+def test_a_region_is_found_by_halving() -> None:
     looked: list[int] = []
 
     def is_wrong(some: object) -> bool:
         looked.append(1)
         return {40, 43} <= set(some)  # type: ignore[call-overload]
 
-    assert smallest_span(range(90), is_wrong) == [40, 43]
+    assert smallest_region(range(90), is_wrong) == [40, 43]
     assert len(looked) < 20
 
 
@@ -195,13 +195,13 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
 ) -> None:
     (tmp_path / "runner.py").write_text(RUNNER)
     tagged = load(file)
-    pieces = PieceCutter(tagged, {"x": np.ones((1, 5, 8), np.float32)})
-    with PieceRuns(find_device("cpu"), limit=60, keep=True) as runs:
-        assert runs.run(pieces.whole()).error < 1e-5
+    regions = RegionCutter(tagged, {"x": np.ones((1, 5, 8), np.float32)})
+    with RegionRuns(find_device("cpu"), limit=60, keep=True) as runs:
+        assert runs.run(regions.whole()).error < 1e-5
     monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
-    with PieceRuns(find_device("cpu"), limit=60, keep=True) as runs:
-        parts = {name: pieces.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
-        assert runs.run(pieces.whole()).status == "ran"
+    with RegionRuns(find_device("cpu"), limit=60, keep=True) as runs:
+        parts = {name: regions.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
+        assert runs.run(regions.whole()).status == "ran"
         assert runs.measured == 0, "the result of the first run was kept"
         assert runs.run(parts["blocks.0.norm"]).status == "ran"
         crashed = runs.run(parts["blocks.0"])
@@ -238,9 +238,9 @@ def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # nothing can be kept there, and no command needs it
     export(Model(), {"x": torch.randn(2, 5, 8)}, tmp_path / "model.onnx", dynamic=True, check=False)
     inputs = {"x": np.ones((3, 6, 8), np.float32)}
-    piece = PieceCutter(load(tmp_path / "model.onnx"), inputs).whole()
-    assert inputs_with_dynamic_axes(piece.model, inputs) == ["x"]
-    assert [list(value.shape or ()) for value in with_sizes(piece.model, inputs).graph.inputs] == [[3, 6, 8]]
+    region = RegionCutter(load(tmp_path / "model.onnx"), inputs).whole()
+    assert inputs_with_dynamic_axes(region.model, inputs) == ["x"]
+    assert [list(value.shape or ()) for value in with_sizes(region.model, inputs).graph.inputs] == [[3, 6, 8]]
     report = verify_on_device(tmp_path / "model.onnx", device="cpu", inputs=inputs)
     assert report.agrees
     told = "dynamic axes had the sizes of the inputs, as devices that compile need: x [3, 6, 8]"
@@ -258,7 +258,7 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
     assert right.returncode == 0
     assert "agree: on cpu the file is off by" in right.stdout
     document = json.loads(run("verify", file, "--device", "cpu", "--json").stdout)
-    assert (document["verdict"], document["pieces"][0]["status"]) == ("agree", "agree")
+    assert (document["verdict"], document["regions"][0]["status"]) == ("agree", "agree")
     quantizes = "quantize", file, "-o", file.with_name("int8.onnx"), "--to", "int8-dynamic"
     for wrong, message in (
         (("verify", file, "--bound", "0.1"), "--bound goes with"),

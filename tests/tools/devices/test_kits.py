@@ -122,8 +122,8 @@ def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) 
     done = run("verify", file, "--results", results(), "--json")
     document = json.loads(done.stdout)
     assert done.returncode == 1
-    assert [piece["address"] for piece in document["culprits"]] == ["last"]
-    assert {piece["address"]: piece["status"] for piece in document["pieces"]} == {
+    assert [region["address"] for region in document["culprits"]] == ["last"]
+    assert {region["address"]: region["status"] for region in document["regions"]} == {
         "": "off",
         "first": "not compared",
         "last": "off",

@@ -30,13 +30,13 @@ class Embeddings(torch.nn.Module):
         return self.dense(self.norm(self.words(ids) + places))
 
 
-def test_the_wrong_span_is_named_and_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrong_region_is_named_and_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "model.onnx"
     export(Embeddings(), {"ids": torch.randint(0, 50, (2, 16))}, file)
     report = verify_on_device(file, device="qnn", fix=tmp_path / "fixed.onnx")
     assert report.whole.status == "off"
-    assert [piece.operators for piece in report.culprits] == [["Add", "LayerNormalization"]]
+    assert [region.operators for region in report.culprits] == [["Add", "LayerNormalization"]]
     assert report.fix is not None
     assert (report.agrees, report.fix.unchanged) == (True, [])
     assert report.fix.error is not None

@@ -26,7 +26,7 @@ from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.sessions import Level
 from modelexport.tables import columns, onnxruntime_profiler
 from modelexport.tables.columns import ERROR
-from modelexport.tables.onnxruntime_profiler import _Event, _nested
+from modelexport.tables.onnxruntime_profiler import Event, nested
 from modelexport.tables.profiles import (
     SESSION,
     ModuleProfile,
@@ -167,8 +167,8 @@ def test_no_time_is_negative_though_the_profiled_runs_were_slower_than_the_other
 
 def test_a_full_profiler_is_used_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "relu.onnx", "g (float[2] x) => (float[2] y) { y = Relu(x) }")
-    whole, held = onnxruntime_profiler._profiled, 2
-    monkeypatch.setattr(onnxruntime_profiler, "_profiled", lambda *how: [file_runs[:held] for file_runs in whole(*how)])
+    whole, held = onnxruntime_profiler.profiled, 2
+    monkeypatch.setattr(onnxruntime_profiler, "profiled", lambda *how: [file_runs[:held] for file_runs in whole(*how)])
     with pytest.raises(UsageError, match=r"profiler is full after 2 of 2 warm-up runs and a measured one"):
         profile(path, runs=3, warmup=2)
     found = profile(path, runs=3, warmup=1)
@@ -283,9 +283,9 @@ def test_a_node_with_nested_graphs_has_its_own_time_without_theirs() -> None:
             {"cat": "Node", "name": "branch", "ts": 10, "dur": 9, "args": {"op_name": "If"}},
             {"cat": "Node", "name": "after", "ts": 19, "dur": 2, "args": {"op_name": "Mul"}},
         ],
-        list[_Event],
+        list[Event],
     )
-    assert [(event.name, own) for event, own in _nested(events)] == [("inner", 3), ("branch", 6), ("after", 2)]
+    assert [(event.name, own) for event, own in nested(events)] == [("inner", 3), ("branch", 6), ("after", 2)]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])

@@ -18,7 +18,7 @@ ATTENTION: Any = functional.scaled_dot_product_attention
 """As it is outside of an export."""
 _AXES = 4
 _is_masked: ContextVar[bool] = ContextVar("modelexport.attention", default=False)
-"""Whether the attention that is called is the one inside of :func:`_with_empty_rows`."""
+"""Whether the attention that is called is the one inside of :func:`with_empty_rows`."""
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: An
         return NotImplemented
     token = _is_masked.set(True)
     try:
-        return _with_empty_rows(query, key, value, attn_mask, *args, **kwargs)
+        return with_empty_rows(query, key, value, attn_mask, *args, **kwargs)
     finally:
         _is_masked.reset(token)
 
@@ -79,7 +79,7 @@ def _as_many_heads(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
     return key.repeat_interleave(heads, -3), value.repeat_interleave(heads, -3)
 
 
-def _with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+def with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
     """Attention that is zero in rows whose mask is False, or -inf, for each key, as PyTorch's is.
 
     There the translations compute the average of the values, or NaN. Where a mask has the smallest finite number for
@@ -134,7 +134,7 @@ def traced_attention(
     """The same for the TorchScript exporter, which takes any axes, but as many heads in each argument."""
     if enable_gqa:
         key, value = _as_many_heads(query, key, value)
-    compute = ATTENTION if attn_mask is None else _with_empty_rows
+    compute = ATTENTION if attn_mask is None else with_empty_rows
     return compute(query, key, value, attn_mask, *args, **kwargs)
 
 

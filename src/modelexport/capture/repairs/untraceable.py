@@ -33,14 +33,14 @@ def values_not_read() -> Iterator[None]:
         "quotients": lambda _: quotient_and_rest,
         "rounding": lambda _: rounded,
     }
-    with replaced(names), _Rewritten({**_REWRITTEN, **packed_sequences()}):
+    with replaced(names), Rewritten({**REWRITTEN, **packed_sequences()}):
         yield
 
 
 @contextmanager
 def translatable() -> Iterator[None]:
     """Inside, the same holds, and functions that the TorchScript exporter does not translate are computed by others."""
-    with values_not_read(), _Rewritten(_TRANSLATABLE):
+    with values_not_read(), Rewritten(TRANSLATABLE):
         yield
 
 
@@ -58,7 +58,7 @@ def reading_no_values(capture: Callable[..., Any]) -> Callable[..., Any]:
     return export
 
 
-class _Rewritten(TorchFunctionMode):
+class Rewritten(TorchFunctionMode):
     """Inside, some functions are computed by others."""
 
     def __init__(self, functions: Mapping[Any, Callable[..., Any]]) -> None:
@@ -132,7 +132,7 @@ def gaussian_loss(*args: Any, **kwargs: Any) -> Any:
         return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)
 
 
-_REWRITTEN: Mapping[Any, Callable[..., Any]] = {
+REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.cov: covariance,
     torch.Tensor.cov: covariance,
     torch.corrcoef: correlation,
@@ -187,7 +187,7 @@ def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.any(input != 0, *args, **kwargs)
 
 
-_TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
+TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), floored_quotient),
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), remainder),
     **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), special_functions.angle),

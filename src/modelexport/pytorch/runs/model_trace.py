@@ -50,7 +50,7 @@ from modelexport.pytorch.runs.float64_numbers import (
 )
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.fingerprints import fingerprint_of
-from modelexport.traces.ties_and_choices import chosen_axis
+from modelexport.traces.tied_indices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
 from modelexport.weights.bytes_of_entries import Weights
 

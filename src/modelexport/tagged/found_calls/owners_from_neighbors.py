@@ -23,25 +23,25 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
     unowned = [node for node in nodes if owner_of(node) is None]
     if not unowned:
         return 0
-    meet = _Meet(calls)
+    nearest = _NearestCommonCall(calls)
     before: dict[ir.Node, ModuleCall | None] = {}
     behind: dict[ir.Node, ModuleCall | None] = {}
     enclosing = enclosing_nodes(nodes)
     order = _makers_first(nodes)
     for node in order:
         makers = (value.producer() for value in values_taken(node))
-        before[node] = _owned(node) or meet(before.get(maker) for maker in makers if maker is not None)
+        before[node] = _owned(node) or nearest(before.get(maker) for maker in makers if maker is not None)
     for node in reversed(order):
-        behind[node] = _owned(node) or meet(_users(node, enclosing, behind))
+        behind[node] = _owned(node) or nearest(_users(node, enclosing, behind))
     for node in nodes:  # an enclosing node comes before the nodes in it
         if owner_of(node) is None:
             around = enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
             fallback = _owned(around) if around is not None else ROOT
-            node.meta[OWNER] = Owner((meet((before[node], behind[node])) or fallback or ROOT,), Evidence.INFERRED)
+            node.meta[OWNER] = Owner((nearest((before[node], behind[node])) or fallback or ROOT,), Evidence.INFERRED)
     return len(unowned)
 
 
-class _Meet:
+class _NearestCommonCall:
     """The nearest call that several calls are in."""
 
     def __init__(self, calls: CallTree) -> None:

@@ -1,4 +1,4 @@
-"""Which module of a file is wrong on a device: the whole first, then calls, then spans of nodes."""
+"""Which module of a file is wrong on a device: the whole first, then calls, then regions of it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from modelexport.runtime.devices import CPU
 from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile
+from modelexport.tools.devices.device_regions import Region, RegionCutter
 from modelexport.tools.devices.device_report import (
     DeviceReport,
     Fallback,
-    PieceReport,
-    PieceStatus,
-    Remedy,
+    RegionReport,
+    RegionStatus,
+    TriedChange,
     count_nodes,
 )
-from modelexport.tools.devices.judged_pieces import PieceRunner, judge
-from modelexport.tools.devices.pieces import Piece, PieceCutter
-from modelexport.tools.devices.remedies import tried_remedies
-from modelexport.tools.devices.wrong_spans import smallest_span
+from modelexport.tools.devices.judged_regions import RegionRunner, judge
+from modelexport.tools.devices.tried_changes import tried_changes
+from modelexport.tools.devices.wrong_regions import smallest_region
 from modelexport.traces.tolerances import ON_A_DEVICE
 
 _REASONS = 3
@@ -39,26 +39,26 @@ _REASONS = 3
 def check(
     tagged: TaggedFile,
     feeds: Mapping[str, Any],
-    runs: PieceRunner,
+    runs: RegionRunner,
     *,
     modules: Sequence[ModuleCall] = (),
     inputs: str = "given",
     bound: float = ON_A_DEVICE,
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
-    """Look for what is wrong with a file where pieces are run, from the whole to the smallest (:mod:`.pieces`)."""
-    checker = _DeviceCheck(tagged, PieceCutter(tagged, feeds), runs, bound, tell)
+    """Look for what is wrong with a file where its :mod:`.device_regions` are run, from the whole to the smallest."""
+    checker = _DeviceCheck(tagged, RegionCutter(tagged, feeds), runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
     for call in modules:
-        if (piece := checker.call(call)) is not None and piece.is_faulty and not whole.is_faulty:
+        if (region := checker.call(call)) is not None and region.is_faulty and not whole.is_faulty:
             culprits += checker.wrong_in(call)
     return DeviceReport(
         file=str(tagged.path),
         device=runs.device,
         inputs=inputs,
         bound=bound,
-        pieces=list(checker.looked_at.values()),
+        regions=list(checker.looked_at.values()),
         culprits=culprits or ([whole] if whole.is_faulty else []),
         placed=checker.placed(),
         crossings=checker.crossings(),
@@ -70,55 +70,55 @@ def check(
 
 class _DeviceCheck:
     def __init__(
-        self, tagged: TaggedFile, pieces: PieceCutter, runs: PieceRunner, bound: float, tell: Callable[[str], None]
+        self, tagged: TaggedFile, regions: RegionCutter, runs: RegionRunner, bound: float, tell: Callable[[str], None]
     ) -> None:
-        self._tagged, self._pieces, self._runs, self._bound, self._tell = tagged, pieces, runs, bound, tell
-        self.looked_at: dict[str, PieceReport] = {}
+        self._tagged, self._regions, self._runs, self._bound, self._tell = tagged, regions, runs, bound, tell
+        self.looked_at: dict[str, RegionReport] = {}
         self._root = next(iter(tagged.calls)).call
         self._result = PartResult(status="failed")
         """That of the whole."""
 
-    def whole(self) -> PieceReport:
+    def whole(self) -> RegionReport:
         self._tell("the whole")
-        piece = self._pieces.whole()
-        self._result = self._runs.run(piece)
-        return self._note(piece, self._result, self._root)
+        region = self._regions.whole()
+        self._result = self._runs.run(region)
+        return self._note(region, self._result, self._root)
 
-    def call(self, call: ModuleCall) -> PieceReport | None:
+    def call(self, call: ModuleCall) -> RegionReport | None:
         """A call alone; ``None`` if it has no nodes or cannot be cut out."""
         if str(call) in self.looked_at:
             return self.looked_at[str(call)]
         try:
-            piece = self._pieces.of_call(call)
-            if piece is None:
+            region = self._regions.of_call(call)
+            if region is None:
                 return None
             self._tell(str(call))
-            return self._note(piece, self._runs.run(piece), call)
+            return self._note(region, self._runs.run(region), call)
         except UsageError as error:  # in a function, of a value without a type, or not in a kit
             self.looked_at[str(call)] = self._report(call, "not compared", reason=str(error))
             return None
 
-    def wrong_in(self, call: ModuleCall, *, alone: bool = True) -> list[PieceReport]:
-        """The smallest wrong pieces of a call.
+    def wrong_in(self, call: ModuleCall, *, alone: bool = True) -> list[RegionReport]:
+        """The smallest wrong regions of a call.
 
         Args:
             alone: Whether the call itself was run, and is wrong.
         """
-        culprits: list[PieceReport] = []
+        culprits: list[RegionReport] = []
         for child in self._tagged.calls.children[call]:
-            piece = self.call(child)
-            if piece is None or piece.status == "not compared":
+            region = self.call(child)
+            if region is None or region.status == "not compared":
                 culprits += self.wrong_in(child, alone=False)
-            elif piece.is_faulty:
+            elif region.is_faulty:
                 culprits += self.wrong_in(child)
-        if alone and not self._runs.runs_any_span:
+        if alone and not self._runs.runs_any_region:
             return culprits or [self.looked_at[str(call)]]
         if alone and not culprits:  # what is wrong is across its parts, or between them
-            culprits.append(self._span(self._main_nodes(call), call))
+            culprits.append(self._smallest(self._main_nodes(call), call))
         elif alone:
             between = [node for node in self._main_nodes(call) if is_owned(node, call)]
             if between and self._is_wrong(between, call):  # beside a part
-                culprits.append(self._span(between, call))
+                culprits.append(self._smallest(between, call))
         return culprits
 
     def _main_nodes(self, call: ModuleCall) -> list[ir.Node]:
@@ -126,30 +126,30 @@ class _DeviceCheck:
         main = self._tagged.model.graph
         return [n for n in self._tagged.nodes_of(call) if n.graph is main and n.op_type != "Constant"]
 
-    def _span(self, nodes: Sequence[ir.Node], call: ModuleCall) -> PieceReport:
-        """The smallest wrong span of some nodes."""
-        span = smallest_span(nodes, lambda some: self._is_wrong(some, call))
-        piece = self._pieces.of_nodes(f"{call}: {len(span)} nodes", span, [call])
-        if piece is None or len(span) == len(nodes) == 1:
+    def _smallest(self, nodes: Sequence[ir.Node], call: ModuleCall) -> RegionReport:
+        """The smallest wrong region of some nodes."""
+        smallest = smallest_region(nodes, lambda some: self._is_wrong(some, call))
+        region = self._regions.of_nodes(f"{call}: {len(smallest)} nodes", smallest, [call])
+        if region is None or len(smallest) == len(nodes) == 1:
             return self.looked_at.get(str(call)) or self._report(call, "off")
-        names = {"span": [node.name or "" for node in span], "operators": [node.op_type for node in span]}
-        return self._note(piece, self._runs.run(piece), call, **names)
+        names = {"node_names": [node.name or "" for node in smallest], "operators": [node.op_type for node in smallest]}
+        return self._note(region, self._runs.run(region), call, **names)
 
     def _is_wrong(self, nodes: Sequence[ir.Node], call: ModuleCall) -> bool:
         self._tell(f"{call}: {len(nodes)} nodes")
         try:
-            piece = self._pieces.of_nodes(f"{call}: {len(nodes)} nodes", nodes, [call])
+            region = self._regions.of_nodes(f"{call}: {len(nodes)} nodes", nodes, [call])
         except UsageError:
             return False
-        return piece is not None and self._judged(piece, self._runs.run(piece), call).is_faulty
+        return region is not None and self._judged(region, self._runs.run(region), call).is_faulty
 
-    def _note(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
-        report = self._judged(piece, result, call, **more)
-        self.looked_at[f"{call} {more['span']}" if more else str(call)] = report
+    def _note(self, region: Region, result: PartResult, call: ModuleCall, **more: Any) -> RegionReport:
+        report = self._judged(region, result, call, **more)
+        self.looked_at[f"{call} {more['node_names']}" if more else str(call)] = report
         return report
 
-    def _judged(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
-        status, rounding = judge(piece, result, self._runs.device, self._bound)
+    def _judged(self, region: Region, result: PartResult, call: ModuleCall, **more: Any) -> RegionReport:
+        status, rounding = judge(region, result, self._runs.device, self._bound)
         if status in ("failed", "crashed", "hung") and self._result.status == "ran":
             status = "not compared"  # as a part of the whole it runs
         error = result.error if result.error < float("inf") and status != "not compared" else None
@@ -161,8 +161,8 @@ class _DeviceCheck:
         more |= {"nodes": count_nodes(result), "seconds": result.seconds, "reason": reason}
         return self._report(call, status, error=error, rounding=rounding, **more)
 
-    def _report(self, call: ModuleCall, status: PieceStatus, **more: Any) -> PieceReport:
-        return PieceReport(address=call.address, tag=self._tagged.tags[call], status=status, **more)
+    def _report(self, call: ModuleCall, status: RegionStatus, **more: Any) -> RegionReport:
+        return RegionReport(address=call.address, tag=self._tagged.tags[call], status=status, **more)
 
     # --- where it runs ---
 
@@ -198,7 +198,7 @@ class _DeviceCheck:
         nodes = [node for node in self._tagged.nodes if node.name in left]
         if provider == CPU or not nodes:
             return
-        log = self._runs.run(self._pieces.whole(), log=True).log.splitlines()
+        log = self._runs.run(self._regions.whole(), log=True).log.splitlines()
         by_operator: dict[str, list[ir.Node]] = {}
         for node in nodes:
             by_operator.setdefault(node.op_type, []).append(node)
@@ -211,22 +211,22 @@ class _DeviceCheck:
                 calls=list(dict.fromkeys(calls)),
                 example=f"{names[0]}: {_shapes(same[0].inputs)} -> {_shapes(same[0].outputs)}",
                 reasons=list(_reasons(log, operator, names)),
-                remedies=self._remedies(same[0]),
+                tried=self._changes_tried(same[0]),
             )
 
-    def _remedies(self, node: ir.Node) -> list[Remedy]:
+    def _changes_tried(self, node: ir.Node) -> list[TriedChange]:
         owner = owner_of(node)
-        if not self._runs.runs_any_span or owner is None or node.graph is not self._tagged.model.graph:
+        if not self._runs.runs_any_region or owner is None or node.graph is not self._tagged.model.graph:
             return []
         self._tell(f"what puts {node.op_type} on {self._runs.device.name}")
         with suppress(UsageError):
-            piece = self._pieces.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
-            if piece is not None:
-                return list(tried_remedies(piece, node, self._runs, self._bound))
+            region = self._regions.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
+            if region is not None:
+                return list(tried_changes(region, node, self._runs, self._bound))
         return []
 
     def notes(self) -> Iterator[str]:
-        device, whole = self._runs.device, self._pieces.whole()
+        device, whole = self._runs.device, self._regions.whole()
         if bound := [
             f"{name} {list(whole.inputs[name].shape)}" for name in inputs_with_dynamic_axes(whole.model, whole.inputs)
         ]:

@@ -10,17 +10,17 @@ from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.runtime.devices import Device
 from modelexport.runtime.part_process import PartResult
 
-PieceStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
+RegionStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
 """``rounding``: beyond the bound, and no further off than the type of the device is on the CPU."""
 
 
-class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of the file, run alone on the device with right values at its inputs."""
+class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One region of the file, run alone on the device with right values at its inputs."""
 
     address: str
-    """The call; for a span of nodes, the call that it is in."""
+    """The call; for a smaller region, the call that it is in."""
     tag: str
-    status: PieceStatus
+    status: RegionStatus
     error: float | None = None
     """The largest error of its outputs, as a share of their size; ``None`` if it did not run or is not a number."""
     rounding: float | None = None
@@ -28,10 +28,10 @@ class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     nodes: dict[str, int] = {}
     """Providers to the number of nodes that they run of it."""
-    span: list[str] = []
-    """The names of the nodes, if it is a span of nodes and not a call."""
+    node_names: list[str] = []
+    """The names of the nodes, if it is smaller than a call."""
     operators: list[str] = []
-    """The operators of a span."""
+    """The operators of these nodes."""
     seconds: float = 0.0
     """The time of a run; that of a simulator tells nothing about the device."""
 
@@ -41,7 +41,7 @@ class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in ("off", "failed", "crashed", "hung")
 
 
-class Remedy(msgspec.Struct, frozen=True):
+class TriedChange(msgspec.Struct, frozen=True):
     """What was tried on a node that the device does not run."""
 
     change: str
@@ -65,11 +65,11 @@ class Fallback(msgspec.Struct, frozen=True):
     """The first node, with the shapes that it takes and returns."""
     reasons: list[str]
     """Lines of the provider's log that name it."""
-    remedies: list[Remedy]
+    tried: list[TriedChange]
 
 
 class FixStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was tried on the device, and makes a piece right."""
+    """A change that was tried on the device, and makes a region right."""
 
     address: str
     change: str
@@ -78,7 +78,7 @@ class FixStep(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes of the file that are changed."""
     operators: list[str] = []
     before: float | None = None
-    """The error of the piece on the device."""
+    """The error of the region on the device."""
     after: float | None = None
     """The same with the change; ``None`` if it was chosen by the error of the whole."""
 
@@ -87,17 +87,17 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """A changed file that is less wrong on the device."""
 
     path: str
-    """The file; empty if none was written, because no change made a piece right."""
+    """The file; empty if none was written, because no change made a region right."""
     recipe: str
     """The recipe of the changes, for ``quantize --recipe``."""
     steps: list[FixStep]
     unchanged: list[str]
     """Addresses of what is wrong, and was not made right by any change."""
-    status: PieceStatus
+    status: RegionStatus
     error: float | None
     """The error of the changed file on the device."""
     rounding: float | None
-    """As :attr:`PieceReport.rounding`."""
+    """As :attr:`RegionReport.rounding`."""
     moved: float
     """What the changed file computes in exact numbers against the file itself: not 0 if it is quantized less."""
     nodes: dict[str, int]
@@ -116,24 +116,24 @@ class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     device: Device
     inputs: str
     bound: float
-    pieces: list[PieceReport]
-    """What was run: the whole first, then calls and spans in the order in which they were looked at."""
-    culprits: list[PieceReport]
-    """The smallest pieces that are wrong."""
+    regions: list[RegionReport]
+    """What was run: the whole first, then calls and smaller regions in the order in which they were looked at."""
+    culprits: list[RegionReport]
+    """The smallest regions that are wrong."""
     placed: dict[str, dict[str, int]]
     """Addresses of calls to providers to the number of the call's own nodes."""
     crossings: int
     """How many values go from one provider to another in a run."""
     fallbacks: list[Fallback]
     measured: int
-    """Pieces that were run now; the results of the others were kept."""
+    """Regions that were run now; the results of the others were kept."""
     notes: list[str] = []
     fix: Fix | None = None
 
     @property
-    def whole(self) -> PieceReport:
+    def whole(self) -> RegionReport:
         """The whole file."""
-        return self.pieces[0]
+        return self.regions[0]
 
     @property
     def verdict(self) -> Literal["agree", "differ", "not compared"]:
@@ -143,14 +143,14 @@ class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
         return status if status in ("agree", "not compared") else "differ"
 
     def __repr__(self) -> str:
-        named = ", ".join(piece.address or "." for piece in self.culprits)
+        named = ", ".join(region.address or "." for region in self.culprits)
         wrong = f"; wrong in {named}" if named else ""
         return f"<DeviceReport {self.file} on {self.device}: {self.whole.status}{wrong}>"
 
     def _table(self) -> Rows:
         yield "call", "status", "error", "rounding"
-        for piece in self.pieces:
-            yield piece.address or ".", piece.status, error_text(piece.error), error_text(piece.rounding)
+        for region in self.regions:
+            yield region.address or ".", region.status, error_text(region.error), error_text(region.rounding)
 
 
 def count_nodes(result: PartResult) -> dict[str, int]:

@@ -11,7 +11,7 @@ from modelexport.terminal.printing import Style, styled
 
 if TYPE_CHECKING:
     from modelexport.runtime.devices import FoundDevice
-    from modelexport.tools.devices.device_report import DeviceReport, Fix, PieceReport
+    from modelexport.tools.devices.device_report import DeviceReport, Fix, RegionReport
 
 _MEANING = (
     "ERROR: of what a module returns on the device, with right values at its inputs, as a share of its size; ROUNDING: "
@@ -38,11 +38,11 @@ def format_devices(devices: Sequence[FoundDevice]) -> str:
 def format_device(report: DeviceReport) -> str:
     """What runs there, what does not and why, what is wrong, and a summary line."""
     rows: list[tuple[str, ...]] = [("MODULE", "CALL", "STATUS", "ERROR", "ROUNDING", "ON DEVICE", "OFF", "")]
-    rows += [_cells(piece, report.device.provider) for piece in report.pieces]
+    rows += [_cells(region, report.device.provider) for region in report.regions]
     lines = [align(rows, right={3, 4, 5, 6}), _MEANING, ""]
     lines += list(_where(report))
-    for piece in report.culprits:
-        lines.append(f"wrong on {report.device.name}: {_named(piece)}")
+    for region in report.culprits:
+        lines.append(f"wrong on {report.device.name}: {_named(region)}")
     lines += list(_fixed(report.fix)) if report.fix is not None else []
     whole = report.whole if report.fix is None else report.fix
     result = f"off by {whole.error:.2g} of its size" if whole.error is not None else report.whole.status
@@ -51,7 +51,7 @@ def format_device(report: DeviceReport) -> str:
     named = "file" if report.fix is None else "changed file"
     summary = (
         f"{report.verdict}: on {report.device} the {named} is {result}; "
-        f"bound {report.bound:g}; inputs: {report.inputs}; {plural(report.measured, 'piece')} measured now"
+        f"bound {report.bound:g}; inputs: {report.inputs}; {plural(report.measured, 'region')} measured now"
     )
     colour: Style = "green" if report.agrees else "red" if report.verdict == "differ" else "yellow"
     return "\n".join([*lines, *report.notes, styled(summary, colour)])
@@ -69,10 +69,10 @@ def _where(report: DeviceReport) -> Iterator[str]:
         calls = first_few(call or "." for call in fallback.calls)
         yield f"not on {report.device.name}: {plural(len(fallback.nodes), fallback.operator)} in {calls}"
         yield from (f"  {line}" for line in (fallback.example, *fallback.reasons))
-        for remedy in (remedy for remedy in fallback.remedies if remedy.helps):
-            change = CHANGES.get(remedy.change, "export again with this version of ONNX's operators")
-            yield f"  tried: {fallback.nodes[0]} runs there, and right, by '{remedy.change}': {change}"
-        in_vain = [f"{remedy.change} ({remedy.result})" for remedy in fallback.remedies if not remedy.helps]
+        for one in (one for one in fallback.tried if one.helps):
+            change = CHANGES.get(one.change, "export again with this version of ONNX's operators")
+            yield f"  tried: {fallback.nodes[0]} runs there, and right, by '{one.change}': {change}"
+        in_vain = [f"{one.change} ({one.result})" for one in fallback.tried if not one.helps]
         yield from [f"  tried in vain: {', '.join(in_vain)}"] if in_vain else []
 
 
@@ -94,20 +94,20 @@ def _fixed(fix: Fix) -> Iterator[str]:
         yield f"the changed file is quantized less: in exact numbers it is {fix.moved:.2g} away from the file itself"
 
 
-def _named(piece: PieceReport) -> str:
-    name = f"{piece.address or '.'}  {piece.tag}"
-    if piece.span:
-        pairs = zip(piece.span, piece.operators, strict=True)
+def _named(region: RegionReport) -> str:
+    name = f"{region.address or '.'}  {region.tag}"
+    if region.node_names:
+        pairs = zip(region.node_names, region.operators, strict=True)
         name += f", nodes {first_few((f'{node} ({operator})' for node, operator in pairs), 4)}"
-        name += ": right one by one, wrong together" if len(piece.span) > 1 else ""
-    return f"{name}: {piece.reason or f'off by {piece.error:.2g} of its size'}"
+        name += ": right one by one, wrong together" if len(region.node_names) > 1 else ""
+    return f"{name}: {region.reason or f'off by {region.error:.2g} of its size'}"
 
 
-def _cells(piece: PieceReport, provider: str) -> tuple[str, ...]:
-    depth = piece.tag.count("/") - 1
-    name = f"{plural(len(piece.span), 'node')} of it" if piece.span else piece.tag.rpartition("/")[2]
-    on = piece.nodes.get(provider, 0)
-    off = sum(piece.nodes.values()) - on
-    errors = (error_text(piece.error), error_text(piece.rounding))
-    reason = shortened(piece.reason or " ".join(piece.operators), 60)
-    return (indent(depth, name), piece.address or ".", piece.status, *errors, str(on), str(off), reason)
+def _cells(region: RegionReport, provider: str) -> tuple[str, ...]:
+    depth = region.tag.count("/") - 1
+    name = f"{plural(len(region.node_names), 'node')} of it" if region.node_names else region.tag.rpartition("/")[2]
+    on = region.nodes.get(provider, 0)
+    off = sum(region.nodes.values()) - on
+    errors = (error_text(region.error), error_text(region.rounding))
+    reason = shortened(region.reason or " ".join(region.operators), 60)
+    return (indent(depth, name), region.address or ".", region.status, *errors, str(on), str(off), reason)

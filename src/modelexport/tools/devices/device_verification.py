@@ -2,7 +2,7 @@
 
 The whole file is run first. Only if it is wrong, its calls are run, each alone with right values at its inputs, down to
 the smallest that is wrong; where all parts of a call are right and the call is not, the device fuses or casts across
-them, and the smallest wrong span of its nodes is found by halving.
+them, and the smallest wrong region of its nodes is found by halving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from modelexport.tagged.file import read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.fixes import find_fix
-from modelexport.tools.devices.piece_runs import PieceRuns
+from modelexport.tools.devices.region_runs import RegionRuns
 from modelexport.tools.quantize.quantize import check_quantized_writable
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
@@ -51,7 +51,7 @@ def verify_on_device(
         limit, keep: The seconds that a run may take, and whether results are kept and used.
         fix: A file to write that is right there, if there is a change that makes it so.
         seed: For random inputs.
-        progress: Called with the name of each piece that is run.
+        progress: Called with the name of each region that is run.
 
     Raises:
         UsageError: This machine does not have the device, or a module does not exist, or a number makes no sense.
@@ -68,7 +68,7 @@ def verify_on_device(
         check_quantized_writable(fix, tagged.path)
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
-    with PieceRuns(on, limit=limit, keep=keep) as runs:
+    with RegionRuns(on, limit=limit, keep=keep) as runs:
         report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=progress)
         if fix is None or report.agrees:
             return report

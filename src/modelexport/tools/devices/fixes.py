@@ -17,9 +17,9 @@ from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.copies import copy_of
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check, is_owned
-from modelexport.tools.devices.device_report import DeviceReport, Fix, FixStep, PieceReport
-from modelexport.tools.devices.judged_pieces import PieceRunner, judge
-from modelexport.tools.devices.pieces import PieceCutter, error_between
+from modelexport.tools.devices.device_regions import RegionCutter, error_between
+from modelexport.tools.devices.device_report import DeviceReport, Fix, FixStep, RegionReport
+from modelexport.tools.devices.judged_regions import RegionRunner, judge
 from modelexport.tools.quantize.changes_for_devices import change_nodes
 from modelexport.tools.quantize.quantize import quantize
 from modelexport.tools.quantize.recipes import CHANGES
@@ -37,12 +37,12 @@ def find_fix(
     report: DeviceReport,
     output: Path,
     feeds: Mapping[str, Any],
-    runs: PieceRunner,
+    runs: RegionRunner,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Fix:
     """Change what is wrong on a device, and write the file that is the least wrong there, with its recipe.
 
-    Each change is tried on the device, on the smallest wrong piece. Those that make it right are made in the file, and
+    Each change is tried on the device, on the smallest wrong region. Those that make it right are made in the file, and
     the file is looked at again: behind what was wrong something else may be. If nothing is wrong and the types of the
     device cost more than the bound, the modules that lose most get a more precise type.
     """
@@ -55,7 +55,7 @@ def find_fix(
             quantize(
                 tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False
             )
-        whole, pieces = search.report.whole, (PieceCutter(file, feeds).whole() for file in (tagged, search.file))
+        whole, regions = search.report.whole, (RegionCutter(file, feeds).whole() for file in (tagged, search.file))
         return Fix(
             path=str(output) if search.steps else "",
             recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
@@ -64,7 +64,7 @@ def find_fix(
             status=whole.status,
             error=whole.error,
             rounding=whole.rounding,
-            moved=error_between(*(piece.outputs for piece in pieces)),
+            moved=error_between(*(region.outputs for region in regions)),
             nodes=whole.nodes,
         )
 
@@ -76,7 +76,7 @@ class _Search:
         self,
         tagged: TaggedFile,
         feeds: Mapping[str, Any],
-        runs: PieceRunner,
+        runs: RegionRunner,
         bound: float,
         folder: Path,
         tell: Callable[[str], None],
@@ -93,11 +93,11 @@ class _Search:
         return tuple(map(_rule, self.steps))
 
     def fix_wrong(self, report: DeviceReport) -> list[str]:
-        """Change wrong pieces, round by round; returns the addresses of those that no change makes right."""
+        """Change wrong regions, round by round; returns the addresses of those that no change makes right."""
         self.report, unchanged = report, list[str]()
         for _ in range(_ROUNDS):
-            pieces = PieceCutter(self.file, self._feeds)
-            steps = [self._first_step(culprit, pieces) for culprit in self.report.culprits]
+            regions = RegionCutter(self.file, self._feeds)
+            steps = [self._first_step(culprit, regions) for culprit in self.report.culprits]
             pairs = zip(self.report.culprits, steps, strict=True)
             unchanged = [culprit.address for culprit, step in pairs if step is None]
             if not any(steps):
@@ -127,8 +127,8 @@ class _Search:
     def _agrees(self, steps: Sequence[FixStep]) -> bool:
         """Whether the file is within the bound with more steps."""
         self._tell(f"{len(steps)} modules: {CHANGES[steps[0].change]}")
-        piece = PieceCutter(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
-        return self._runs.run(piece).error <= self._bound
+        region = RegionCutter(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
+        return self._runs.run(region).error <= self._bound
 
     def _level(self) -> tuple[list[ModuleCall], list[ModuleCall]]:
         """The calls that were opened, and the calls inside them: of about the same depth, and enough to be compared."""
@@ -143,17 +143,17 @@ class _Search:
         self, opened: Sequence[ModuleCall], level: Sequence[ModuleCall]
     ) -> Iterator[tuple[float, ModuleCall, list[str]]]:
         """Errors of calls that each run alone on the device, with their nodes; of opened ones, only what they own."""
-        pieces = PieceCutter(self.file, self._feeds)
+        regions = RegionCutter(self.file, self._feeds)
         for call in (*opened, *level):
             nodes = [node for node in self.file.nodes_of(call) if node.graph is self.file.model.graph]
             nodes = [node for node in nodes if call not in opened or is_owned(node, call)]
             try:
-                piece = pieces.of_nodes(str(call), nodes, [call])
+                region = regions.of_nodes(str(call), nodes, [call])
             except UsageError:
                 continue
-            if piece is not None:
+            if region is not None:
                 self._tell(str(call))
-                yield self._runs.run(piece).error, call, [node.name or "" for node in nodes]
+                yield self._runs.run(region).error, call, [node.name or "" for node in nodes]
 
     def _changed(self, rules: Sequence[Rule]) -> TaggedFile:
         self._files += 1
@@ -161,21 +161,21 @@ class _Search:
         quantize(self._tagged.path, path, recipe=Recipe(tuple(rules)), check_runtime=False)
         return read_tagged(path)
 
-    def _first_step(self, culprit: PieceReport, pieces: PieceCutter) -> FixStep | None:
-        """The first change that makes a wrong piece right."""
+    def _first_step(self, culprit: RegionReport, regions: RegionCutter) -> FixStep | None:
+        """The first change that makes a wrong region right."""
         call = self.file.find(culprit.address or ".")
-        names = set(culprit.span) or {node.name or "" for node in self.file.nodes_of(call)}
+        names = set(culprit.node_names) or {node.name or "" for node in self.file.nodes_of(call)}
         nodes = [node for node in self.file.model.graph if node.name in names and node.op_type != "Constant"]
-        piece = pieces.of_nodes(str(call), nodes, [call])
-        if piece is None:
+        region = regions.of_nodes(str(call), nodes, [call])
+        if region is None:
             return None
         chosen, operators = [node.name or "" for node in nodes], [node.op_type for node in nodes]
         for change in CHANGES:
-            model = copy_of(piece.model)
+            model = copy_of(region.model)
             if not change_nodes(model, change, chosen):
                 continue
             self._tell(f"{culprit.address or '.'}: {CHANGES[change]}")
-            if (changed := piece.with_model(model)) is None:
+            if (changed := region.with_model(model)) is None:
                 continue
             result = self._runs.run(changed)
             if judge(changed, result, self._runs.device, self._bound)[0] in ("agree", "rounding"):

@@ -27,8 +27,8 @@ from modelexport.runtime.devices import CPU, Device, described
 from modelexport.runtime.part_process import PartResult, write_part
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check
+from modelexport.tools.devices.device_regions import Region, RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
-from modelexport.tools.devices.pieces import Piece, PieceCutter
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
 
@@ -90,22 +90,22 @@ def write_kit(
     tagged = read_tagged(file)
     calls = tagged.select(*modules).calls if modules else [traced.call for traced in tagged.calls]
     feeds, _ = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
-    pieces, parts, skipped = PieceCutter(tagged, feeds), [], list[str]()
+    regions, parts, skipped = RegionCutter(tagged, feeds), [], list[str]()
     with checked_and_written(output, [tagged.path], make=True, check=False) as staging:
         (staging / "values").mkdir()
         seen = {tagged.nodes}
-        parts.append(_write(pieces.whole(), staging, 0))
+        parts.append(_write(regions.whole(), staging, 0))
         for call in with_progress(calls):
             tell(str(call))
             try:
-                piece = pieces.of_call(call)
+                region = regions.of_call(call)
             except UsageError:
-                piece = None
-            if piece is None:
+                region = None
+            if region is None:
                 skipped += [str(call)] if call.path else []
-            elif piece.nodes not in seen:  # else a call inside it is all of it
-                seen.add(piece.nodes)
-                parts.append(_write(piece, staging, len(parts)))
+            elif region.nodes not in seen:  # else a call inside it is all of it
+                seen.add(region.nodes)
+                parts.append(_write(region, staging, len(parts)))
         made_from = KitOf(tagged.path.name, _digest(tagged, feeds), seed)
         kit = {"kit": made_from, "parts": parts}
         (staging / "kit.json").write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
@@ -137,36 +137,36 @@ def verify_results(
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=read.kit.seed)
     if _digest(tagged, feeds) != read.kit.digest:
         raise FileFormatError(f"the kit of {results} {_OF_OTHERS}")
-    return check(tagged, feeds, _Elsewhere(read), inputs=source, bound=bound)
+    return check(tagged, feeds, _ResultsOfKit(read), inputs=source, bound=bound)
 
 
-class _Elsewhere:
+class _ResultsOfKit:
     """A device on which the parts of a kit were run, and nothing else can be."""
 
-    runs_any_span = False
+    runs_any_region = False
     measured = 0
 
     def __init__(self, results: KitResults) -> None:
         self.device, self._parts = described(results.device), results.parts
 
-    def run(self, piece: Piece, *, log: bool = False) -> PartResult:
+    def run(self, region: Region, *, log: bool = False) -> PartResult:
         """The result of a part.
 
         Raises:
             UsageError: The kit does not have it.
         """
-        part = piece.name if piece.name != "." else "the whole file"
-        if (result := self._parts.get(piece.name)) is None:
+        part = region.name if region.name != "." else "the whole file"
+        if (result := self._parts.get(region.name)) is None:
             raise UsageError(f"the results have nothing of {part}: {_AGAIN}, to its end")
         negative = any(error is not None and error < 0 for error in result.errors.values())
-        if result.status == "ran" and (negative or result.errors.keys() != piece.outputs.keys()):
+        if result.status == "ran" and (negative or result.errors.keys() != region.outputs.keys()):
             raise FileFormatError(f"the results of {part} are damaged: {_AGAIN}")
         return msgspec.structs.replace(result, message=shortened(on_one_line(result.message), 600))
 
 
-def _write(piece: Piece, folder: Path, number: int) -> dict[str, Any]:
-    how = {"name": piece.name, "stem": f"part{number}", "values": "values"}
-    return write_part(piece.model, piece.inputs, piece.outputs, folder, **how)
+def _write(region: Region, folder: Path, number: int) -> dict[str, Any]:
+    how = {"name": region.name, "stem": f"part{number}", "values": "values"}
+    return write_part(region.model, region.inputs, region.outputs, folder, **how)
 
 
 def _digest(tagged: TaggedFile, feeds: Mapping[str, Any]) -> str:

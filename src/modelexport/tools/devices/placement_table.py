@@ -19,9 +19,9 @@ def placement_table(tagged: TaggedFile, report: DeviceReport) -> Table:
         call, on = ModuleCall.parse(address), providers.get(report.device.provider, 0)
         figures[ON_DEVICE.name][call] = on
         figures[OFF_DEVICE.name][call] = sum(providers.values()) - on
-    for piece in report.pieces:
-        if piece.error is not None and not piece.span:
-            figures[ERROR.name][ModuleCall.parse(piece.address)] = piece.error
+    for region in report.regions:
+        if region.error is not None and not region.node_names:
+            figures[ERROR.name][ModuleCall.parse(region.address)] = region.error
     columns = (ON_DEVICE, OFF_DEVICE, ERROR)
     notes = (f"on {report.device}: nodes there and elsewhere; errors of calls run alone", *report.notes)
     return Table(tagged.calls, tagged.tags, columns, direct=figures, name=tagged.path.name, notes=notes)

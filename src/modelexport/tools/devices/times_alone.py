@@ -15,8 +15,8 @@ from modelexport.runtime.part_process import LIMIT
 from modelexport.tables.columns import Column, Kind
 from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged
-from modelexport.tools.devices.piece_runs import PieceRuns
-from modelexport.tools.devices.pieces import PieceCutter
+from modelexport.tools.devices.device_regions import RegionCutter
+from modelexport.tools.devices.region_runs import RegionRuns
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 
 SECONDS_ALONE = Column("seconds_alone", "seconds, cut out", Kind.LARGEST, scale=10**9)
@@ -40,15 +40,15 @@ def time_calls_alone(
     """
     tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
-    pieces, on = PieceCutter(tagged, feeds), find_device(device)
-    with PieceRuns(on, limit=LIMIT, keep=True) as runs:
+    regions, on = RegionCutter(tagged, feeds), find_device(device)
+    with RegionRuns(on, limit=LIMIT, keep=True) as runs:
         for traced in with_progress(tagged.calls.calls):
             tell(str(traced.call))
             try:
-                piece = pieces.of_call(traced.call) if traced.parent is not None else pieces.whole()
+                region = regions.of_call(traced.call) if traced.parent is not None else regions.whole()
             except UsageError:
                 continue
-            result = runs.run(piece) if piece is not None else None
+            result = runs.run(region) if region is not None else None
             if result is not None and result.status == "ran":
                 nanoseconds[traced.call] = round(result.seconds * 1e9)
             elif result is not None and traced.parent is None:

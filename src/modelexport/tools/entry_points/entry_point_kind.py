@@ -19,9 +19,9 @@ from modelexport.exporting.options import PackageOptions
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.format.package_manifest import Manifest, PartEntry
 from modelexport.packages.entry_points import Part, PartLike, as_part, method_name, named_parts
+from modelexport.packages.input_and_axis_names import plain_names
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import PackageKind, verify_parts
-from modelexport.packages.part_names import plain_names
 from modelexport.packages.part_runs import compare_chain, compare_steps, first_fault, state_of
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.tagged.package import Package

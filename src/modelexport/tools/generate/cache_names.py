@@ -10,7 +10,7 @@ import onnx_ir as ir
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.packages.generation_loop import BATCH, CACHE_ARGUMENTS, CACHE_POSITION, PAST, PAST_SEQUENCE, SEQUENCE
-from modelexport.packages.part_names import plain_names
+from modelexport.packages.input_and_axis_names import plain_names
 
 TOTAL = f"{PAST_SEQUENCE} + {SEQUENCE}"
 ENCODER, FRAMES = "encoder_sequence", "encoder_frames"

@@ -12,9 +12,9 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.options import PackageOptions
 from modelexport.files.named_models import named_folder
 from modelexport.format.package_manifest import Manifest
+from modelexport.packages.input_and_axis_names import name_axes_by_input
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import Loads, PackageKind
-from modelexport.packages.part_names import name_axes_by_input
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.tagged.package import Package
 from modelexport.tools.pipelines.component_weights import share_components

@@ -56,7 +56,7 @@ def change_nodes(model: ir.Model, kind: str, names: Collection[str | None]) -> b
     """
     nodes = [node for node in model.graph if node.name in names and node.op_type != "Constant"]
     before, taken = set(all_nodes(model)), names_in(model)
-    if not nodes or not _WAYS[kind](model, nodes):
+    if not nodes or not _CHANGES[kind](model, nodes):
         return False
     new = {node: None for node in all_nodes(model) if node not in before}
     values = {value.name for value in inputs_and_results(model) if value.producer() not in new}
@@ -316,7 +316,7 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
     return True
 
 
-_WAYS: Mapping[str, Callable[[ir.Model, Sequence[ir.Node]], bool]] = {
+_CHANGES: Mapping[str, Callable[[ir.Model, Sequence[ir.Node]], bool]] = {
     "uint8": make_unsigned,
     "apart": _keep_apart,
     "definition": _by_definition,

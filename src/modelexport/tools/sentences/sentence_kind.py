@@ -11,9 +11,9 @@ from torch import nn
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.options import PackageOptions
 from modelexport.format.package_manifest import Manifest
+from modelexport.packages.input_and_axis_names import name_axes_by_input
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import Loads, PackageKind, verify_parts
-from modelexport.packages.part_names import name_axes_by_input
 from modelexport.packages.part_reports import PartReports
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.tagged.package import Package

@@ -33,8 +33,8 @@ _KEPT = 2**28
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """Nodes as a model of their own; the whole file is a piece too."""
+class Region:
+    """Nodes as a model of their own; the whole file is a region too."""
 
     name: str
     nodes: tuple[ir.Node, ...]
@@ -47,8 +47,8 @@ class Piece:
     outputs: Mapping[str, Any]
     """Those that can be compared."""
 
-    def with_model(self, model: ir.Model) -> Piece | None:
-        """The piece with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
+    def with_model(self, model: ir.Model) -> Region | None:
+        """The region with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
         try:
             results = FileRun(model, in_float64_for="float32").run(self.inputs)
         except NodeError:
@@ -93,8 +93,8 @@ def _as_half(array: Any) -> Any:
         return np.clip(array, -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(np.float16).astype(array.dtype)
 
 
-class PieceCutter:
-    """Cuts pieces out of one file that was run once, exactly, on some inputs.
+class RegionCutter:
+    """Cuts regions out of one file that was run once, exactly, on some inputs.
 
     Args:
         tagged: The file.
@@ -116,30 +116,32 @@ class PieceCutter:
         )
         self._compute([*tagged.model.graph.outputs, *boundaries])
 
-    def whole(self) -> Piece:
+    def whole(self) -> Region:
         """The file itself."""
         model = self._tagged.model
         values = [value for value in model.graph.outputs if value in self._right]
         outputs = {value.name or "": self._array(value) for value in values}
-        return Piece(".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), _comparable(outputs))
+        return Region(
+            ".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), _comparable(outputs)
+        )
 
-    def of_call(self, call: ModuleCall) -> Piece | None:
+    def of_call(self, call: ModuleCall) -> Region | None:
         """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
         if call.address in ("", ".") or not self._cutter.has_nodes(call):
             return None
-        return self._piece(str(call), self._tagged.nodes_of(call), self._cutter.cut(call))
+        return self._region(str(call), self._tagged.nodes_of(call), self._cutter.cut(call))
 
-    def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> Piece | None:
+    def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> Region | None:
         """Some nodes of the main graph."""
-        inside_piece = set(nodes)
+        inside_region = set(nodes)
         taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
-        outside = [value for value in taken if value.producer() not in inside_piece and not value.is_initializer()]
+        outside = [value for value in taken if value.producer() not in inside_region and not value.is_initializer()]
         outputs = outputs_of(nodes)
-        needs = self._cutter.needs(inside_piece, outside)
+        needs = self._cutter.needs(inside_region, outside)
         calls_inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
-        return self._piece(name, nodes, self._cutter.copy(inside_piece, needs, outputs, calls_inside, calls, name))
+        return self._region(name, nodes, self._cutter.copy(inside_region, needs, outputs, calls_inside, calls, name))
 
-    def _piece(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Piece | None:
+    def _region(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Region | None:
         self._compute([*cut.inputs, *cut.outputs])
         if not cut.inputs or not all(value in self._right for value in (*cut.inputs, *cut.outputs)):
             return None  # constants are computed when the file is loaded
@@ -148,7 +150,7 @@ class PieceCutter:
         }
         outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
         taken, right = ({key: self._array(source) for key, source in side.items()} for side in (inputs, outputs))
-        return Piece(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
+        return Region(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
 
     def _array(self, value: ir.Value) -> Any:
         """The right array of a value, in its type."""

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 Node = TypeVar("Node")
 _FEW = 12
-"""The length of a span up to which its nodes are left out one by one."""
+"""The length of a region up to which its nodes are left out one by one."""
 
 
-def smallest_span(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], bool]) -> list[Node]:
+def smallest_region(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], bool]) -> list[Node]:
     """The smallest part of a run of nodes that is still wrong, each part being given right values.
 
     First the shortest beginning that is wrong is found, then the shortest end of that, both by halving; then single
@@ -23,9 +23,9 @@ def smallest_span(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], bo
     """
     end = 1 + bisect_left(range(1, len(nodes)), True, key=lambda end: is_wrong(nodes[:end]))
     begin = bisect_left(range(1, end), True, key=lambda begin: not is_wrong(nodes[begin:end]))
-    span = list(nodes[begin:end])
-    for node in list(span) if 1 < len(span) <= _FEW else ():
-        rest = [other for other in span if other is not node]
+    found = list(nodes[begin:end])
+    for node in list(found) if 1 < len(found) <= _FEW else ():
+        rest = [other for other in found if other is not node]
         if rest and is_wrong(rest):
-            span = rest
-    return span
+            found = rest
+    return found

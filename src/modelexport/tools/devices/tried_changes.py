@@ -9,28 +9,28 @@ import onnx_ir as ir
 from modelexport.core.text import shortened
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
-from modelexport.tools.devices.device_report import Remedy, count_nodes
-from modelexport.tools.devices.judged_pieces import PieceRunner, judge
-from modelexport.tools.devices.pieces import Piece
+from modelexport.tools.devices.device_regions import Region
+from modelexport.tools.devices.device_report import TriedChange, count_nodes
+from modelexport.tools.devices.judged_regions import RegionRunner, judge
 from modelexport.tools.quantize.changes_for_devices import change_nodes
 
 _CHANGES = ("definition", "float")
 
 
-def tried_remedies(piece: Piece, node: ir.Node, runs: PieceRunner, bound: float) -> Iterator[Remedy]:
+def tried_changes(region: Region, node: ir.Node, runs: RegionRunner, bound: float) -> Iterator[TriedChange]:
     """Try changes of a node on a device.
 
     Args:
-        piece: The node alone.
+        region: The node alone.
     """
     for change in _CHANGES:
-        model = copy_of(piece.model)
+        model = copy_of(region.model)
         if change_nodes(model, change, [node.name]):
-            yield Remedy(change, _result(piece, model, runs, bound))
+            yield TriedChange(change, _result(region, model, runs, bound))
 
 
-def _result(piece: Piece, model: ir.Model, runs: PieceRunner, bound: float) -> str:
-    if (changed := piece.with_model(model)) is None:
+def _result(region: Region, model: ir.Model, runs: RegionRunner, bound: float) -> str:
+    if (changed := region.with_model(model)) is None:
         return "cannot be computed"
     try:
         result = runs.run(changed)

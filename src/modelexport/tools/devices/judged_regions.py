@@ -1,0 +1,50 @@
+"""Whether a region is right on a device, and if not, whether its type is to blame."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from modelexport.errors import UsageError
+from modelexport.runtime.devices import Device
+from modelexport.runtime.part_process import PartResult
+from modelexport.tools.devices.device_regions import Region
+from modelexport.tools.devices.device_report import RegionStatus
+
+TIMES_ROUNDING = 2.0
+"""How many times what rounding costs on the CPU a device may be off that rounds at other places."""
+
+
+class RegionRunner(Protocol):
+    """What runs regions on a device."""
+
+    device: Device
+    measured: int
+    runs_any_region: bool
+    """Whether it can run any region of nodes."""
+
+    def run(self, region: Region, *, log: bool = False) -> PartResult:
+        """Run a region."""
+
+
+def judge(region: Region, result: PartResult, device: Device, bound: float) -> tuple[RegionStatus, float | None]:
+    """The status of a region, and what its type costs on the CPU if it is beyond the bound.
+
+    An error that ONNX Runtime has on the CPU as well, as in a quantized region, is not blamed on the device: the
+    region agrees; but integers that saturate are wrong on any device. One that only computing in float16 explains is
+    called rounding.
+    """
+    if result.status != "ran":
+        return result.status, None
+    some = len(region.outputs) < len(region.model.graph.outputs)  # others are sequences, or cannot be computed exactly
+    if not region.outputs or (some and result.error <= bound):
+        return "not compared", None
+    if result.error <= bound:
+        return "agree", None
+    try:
+        on_cpu = region.errors_on_cpu()
+    except UsageError:  # the CPU has no kernel
+        on_cpu = 0.0
+    rounding = max(on_cpu, region.cost_of_half() if device.computes == "float16" else 0.0)
+    if result.error <= TIMES_ROUNDING * on_cpu:
+        return "agree", rounding
+    return ("rounding" if result.error <= TIMES_ROUNDING * rounding else "off"), rounding
