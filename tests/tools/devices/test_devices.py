@@ -264,7 +264,7 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
         (("verify", file, "--bound", "0.1"), "--bound goes with"),
         (("verify", file, "--device", "cpu", "--bound", "-1"), "-1 is not a bound"),
         (("verify", file, "--device", "cpu", "--limit", "0"), "0 is not a limit"),
-        ((*quantizes, "--device", "cpu"), "--device is where a search runs"),
+        ((*quantizes, "--device", "cpu"), "--device, --through and --jobs are for a search"),
     ):
         refused = run(*wrong)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
