@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,29 @@ from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, THROUGH,
 from modelexport.terminal.table_options import ONLY, SIZE, Shown, show
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How FILE is run"""
+
+    data: Path | None = option(
+        None, "Inputs of one run or of several: arrays, texts, or a folder of images.", metavar="X", file="read"
+    )
+    processor: Path | None = option(
+        None, "The folder of the tokenizer or image processor that the inputs need.", metavar="DIR", file="read"
+    )
+    size: Sequence[str] = SIZE
+    provider: str = DEVICE
+    through: str | None = THROUGH
+
+
 def values(
     file: Path = FILE_OR_FOLDER,
     selectors: Sequence[str] = ONLY,
-    data: Path | None = option(
-        None, "Inputs of one run or of several: arrays, texts, or a folder of images.", metavar="X", file="read"
-    ),
-    processor: Path | None = option(
-        None, "The folder of the tokenizer or image processor that the inputs need.", metavar="DIR", file="read"
-    ),
-    size: Sequence[str] = SIZE,
     model: str | None = option(
         None, "Show the values of the same model in PyTorch beside.", metavar="MODEL", file="model"
     ),
-    provider: str = DEVICE,
-    through: str | None = THROUGH,
     *,
+    how: RunOptions,
     loading: Loading,
     shown: Shown,
 ) -> None:
@@ -45,9 +53,9 @@ def values(
     shown.check(columns.VALUES)
     stages = stages_on_line()
     ranges: Any = None
-    given: Any = data
+    given: Any = how.data
     if model is not None:
-        loaded, example = ModelChoice(model, data, loading).of_file(file).load(stages)
+        loaded, example = ModelChoice(model, how.data, loading).of_file(file).load(stages)
         from modelexport.pytorch.calls.call_ranges import ranges_of_calls
         from modelexport.pytorch.inputs.named_inputs import feeds
         from modelexport.runtime.sessions import open_file, session_options
@@ -56,9 +64,13 @@ def values(
         with stages("run PyTorch"):
             ranges = ranges_of_calls(loaded.model, example)
     with stages("run"):
-        where = device_text(provider, through)
         found = measured_values(
-            file, given, sizes=parsed_sizes(size), processor=processor, torch_ranges=ranges, device=where
+            file,
+            given,
+            sizes=parsed_sizes(how.size),
+            processor=how.processor,
+            torch_ranges=ranges,
+            device=device_text(how.provider, how.through),
         )
     quiet = shown.as_json or shown.as_csv
     show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()])
