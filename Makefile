@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 # Packages that tests import from folders of their own (tests/side_packages.py).
-SIDE := explorer peft pillow sentences
+SIDE := explorer peft pillow
 
 .PHONY: demo test check quick-tests test-slow test-processors test-devices bench figures docs clean
 

@@ -1,7 +1,7 @@
 """Packages in a folder of their own in the venv, ``.venv/NAME``, with what ``tests/side/NAME.txt`` lists.
 
 transformers and diffusers do other things where they find such a package (they load models with accelerate, import
-torchvision or scikit-learn), so only the tests that need one have it in ``sys.path``. ``--no-deps``, because some
+torchvision), so only the tests that need one have it in ``sys.path``. ``--no-deps``, because some
 require a torch or numpy that is pinned elsewhere.
 """
 

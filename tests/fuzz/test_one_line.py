@@ -16,7 +16,6 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-import side_packages
 from corpus import copied
 from limited import run
 from modelexport.files import protobuf_reading
@@ -239,7 +238,6 @@ def test_a_configuration_that_does_not_fit_its_weights_names_an_entry(output: st
     ],
 )
 def test_what_a_pipeline_names_is_checked(modules: str, reason: str, place: Path) -> None:
-    side_packages.add("sentences")
     Path("checkpoint/modules.json").write_text(modules)
     Path("checkpoint/1").mkdir()
     Path("checkpoint/1/config.json").write_text('{"in_features": 1000000000, "out_features": 1000000}')

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import modelexport
-import side_packages
 from commands import run
 from exports import Shared
 from modelexport.errors import ModelLoadError
@@ -29,8 +28,6 @@ from modelexport.tools.sentences.sentence_pipelines import (
     load_pipeline,
     pipeline_folder,
 )
-
-side_packages.add("sentences")
 
 WIDTH = 32
 SIZES = {
@@ -130,6 +127,13 @@ def mixed(shared: Shared) -> Path:
     return shared("sentences", make)
 
 
+def test_a_folder_without_a_tokenizer_is_compared_on_made_up_tokens(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", qwen, [("Pooling", {"pooling_mode": "lasttoken"})])
+    for file in path.glob("tokenizer*.json"):
+        file.unlink()
+    assert [note for note in export(path, tmp_path / "out").notes if "no tokenizer" in note]
+
+
 def test_a_package_whose_pooling_leaves_the_prompt_out_takes_its_length(mixed: Path) -> None:
     session = onnxruntime.InferenceSession(mixed / "out" / "model.onnx")
     assert [value.name for value in session.get_inputs()] == ["input_ids", "attention_mask", "prompt_length"]
@@ -166,7 +170,7 @@ def test_a_cross_encoder_is_one_model_with_its_head(tmp_path: Path) -> None:
 def test_a_package_is_compared_with_what_sentence_transformers_computes(mixed: Path) -> None:
     model = load_pipeline(mixed / "model").model
     next(model.children()).model.embed_tokens.weight.data.mul_(1.1)
-    fault = encoding_fault(model, mixed / "out" / "model.onnx")
+    fault = encoding_fault(model, mixed / "out" / "model.onnx", [])
     assert fault.startswith("sentence_embedding of 4 texts padded on the right is off by")
 
 

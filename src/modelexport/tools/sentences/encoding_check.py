@@ -15,7 +15,7 @@ from modelexport.packages.model_parts import TEXTS
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import input_names, open_session, run_session
-from modelexport.tools.sentences.sentence_pipelines import SENTENCE, SentencePipeline
+from modelexport.tools.sentences.sentence_pipelines import SENTENCE, SentencePipeline, pipeline_parts
 from modelexport.traces.array_differences import relative_error
 from modelexport.traces.tolerances import allowed_of_logits
 
@@ -23,15 +23,21 @@ _PROMPT = "Represent this sentence for searching: "
 _SIDES = ("right", "left")
 
 
-def encoding_fault(model: SentencePipeline, file: Path) -> str:
+def encoding_fault(model: SentencePipeline, file: Path, notes: list[str]) -> str:
     """Where the embeddings of texts differ from those of ``encode``, with and without a prompt, together and alone,
     padded on each side; empty if they do not.
+
+    Args:
+        notes: Gets that there is no tokenizer, and that made-up tokens were compared instead.
     """
     session = open_session(file, optimized=True)
     names = input_names(session)
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     with untouched(model), collected():
-        for batch, features, right in _batches(model):
+        has_tokenizer = bool(model.library[0].preprocess(list(TEXTS))["input_ids"].numel())
+        if not has_tokenizer:
+            notes.append("the folder has no tokenizer: embeddings of made-up tokens were compared, not of texts")
+        for batch, features, right in _batches(model) if has_tokenizer else _batches_of_tokens(model):
             feeds: dict[str, Any] = {"prompt_length": np.array(0), **features}
             embeddings = run_session(session, {name: np.asarray(feeds[name], np.int64) for name in names})[model.output]
             kept = np.asarray(features["attention_mask"], bool) if model.output != SENTENCE else slice(None)
@@ -39,6 +45,19 @@ def encoding_fault(model: SentencePipeline, file: Path) -> str:
             if not off <= allowed_of_logits(dtype.itemsize):
                 return f"{model.output} of {batch} is off by {off:.1e} of what sentence-transformers computes"
     return ""
+
+
+def _batches_of_tokens(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
+    """The same for made-up tokens, padded on each side."""
+    inputs: Any = pipeline_parts(model)[0].inputs
+    for side in _SIDES:
+        mask = torch.ones_like(inputs["attention_mask"])
+        mask[0, slice(-2, None) if side == "right" else slice(2)] = 0
+        features = {name: int(value) if value.ndim == 0 else value for name, value in inputs.items()}
+        features["attention_mask"] = mask
+        with torch.no_grad():
+            right = as_array(model.library[0](dict(features))[model.output])[..., : model.width]
+        yield f"made-up tokens padded on the {side}", features, right
 
 
 def _batches(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any], Any]]:

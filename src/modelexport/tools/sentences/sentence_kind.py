@@ -77,7 +77,7 @@ class SentenceKind(PackageKind):
         notes: list[str],
     ) -> str:
         assert isinstance(model, SentencePipeline)
-        return encoding_fault(model, folder / manifest.parts[0].file)
+        return encoding_fault(model, folder / manifest.parts[0].file, notes)
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PartReports:
         assert isinstance(model, SentencePipeline)
