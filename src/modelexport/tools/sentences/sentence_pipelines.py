@@ -99,7 +99,7 @@ def load_library(directory: Path, dtype: torch.dtype | str, trust_remote_code: b
             vectors.
     """
     try:
-        import sentence_transformers  # type: ignore[import-not-found]
+        import sentence_transformers
     except ImportError as error:
         raise ModelLoadError(
             f"{directory} is a model of sentence-transformers, which is not installed: pip install "
