@@ -129,3 +129,17 @@ def test_a_product_of_sizes_that_allows_wrong_ones_has_a_second_condition(tmp_pa
     result = export(Levels().eval(), inputs, tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
     assert any("==" in one.formula and "64" in one.formula for one in result.valid_if)
     assert not all(eval(one.formula, {}, {"height": 8, "width": 32}) for one in result.valid_if)
+
+
+def test_inputs_of_a_huge_common_multiple_are_not_made(tmp_path: Path) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool = nn.MaxPool2d(32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.pool(x).mean((2, 3))
+
+    result = export(Pooled(), (torch.rand(3, 1, 61, 67),), tmp_path / "m.onnx", dynamic=True, verify=True)
+    assert result.verified is not None
+    assert result.verified.agrees

@@ -40,8 +40,10 @@ class SizeTrials:
         before = symbol_sizes(self._inputs, model)
         if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
             return None
+        if too_large(self._inputs, model, sizes):
+            return None
         other = with_sizes(self._inputs, model, sizes)
-        if too_large(self._inputs, other) or without_parts(self._inputs, other):
+        if without_parts(self._inputs, other):
             return None
         result = self._compared(other)
         if result.status == "agree" and (telling := with_telling_numbers(other)) is not None:

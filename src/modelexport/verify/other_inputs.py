@@ -111,8 +111,10 @@ def _with_other_sizes(
     conditions, example = conditions_of(model), symbol_sizes(inputs, model)
     cover = CoveringSizes(example, lambda sizes, free: fitting(conditions, sizes, free))
     for sizes in cover:
+        if too_large(inputs, model, sizes):
+            continue
         other = with_sizes(inputs, model, sizes)
-        if too_large(inputs, other) or without_parts(inputs, other) or not _accepts(sides, other):
+        if without_parts(inputs, other) or not _accepts(sides, other):
             continue
         changed = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items() if size != example[symbol])
         verdict = compared(f"other sizes, {changed}", other)

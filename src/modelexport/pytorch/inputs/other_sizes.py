@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from math import prod
 from typing import Any
 
 import onnx_ir as ir
@@ -63,6 +64,10 @@ def with_sizes(
     Args:
         axes: The inputs of the file, each to the symbol of each axis; by default the dynamic axes of the file.
     """
+    return with_sizes_of_axes(inputs, _sizes_of_axes(inputs, model, now, axes))
+
+
+def _sizes_of_axes(inputs: Inputs, model: ir.Model, now: Mapping[str, int], axes: Any) -> dict[tuple[str, int], int]:
     axes = symbols_by_input(model) if axes is None else axes
     file_names, numbers = inputs_of_file(inputs, model), {symbol: str(size) for symbol, size in now.items()}
     sizes: dict[tuple[str, int], int] = {}
@@ -71,7 +76,7 @@ def with_sizes(
             size = put_size(symbol, numbers) if symbol is not None else None
             if isinstance(size, int) and size >= 0:
                 sizes[name, axis] = size
-    return with_sizes_of_axes(inputs, sizes)
+    return sizes
 
 
 def with_sizes_of_axes(inputs: Inputs, sizes: Mapping[tuple[str, int], int]) -> Inputs:
@@ -98,13 +103,14 @@ def with_sizes_of_axes(inputs: Inputs, sizes: Mapping[tuple[str, int], int]) -> 
     return tree_map(lambda value: _ending_within(value, shorter), changed) if shorter else changed
 
 
-def too_large(inputs: Inputs, other: Inputs) -> bool:
-    """Whether inputs are too large to be tried, given those of the example."""
-    return _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(inputs))
-
-
-def _elements(inputs: Inputs) -> int:
-    return sum(tensor.numel() for _, tensor in tensors_in(inputs))
+def too_large(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> bool:
+    """Whether inputs with other sizes, by symbols, would be too large to be tried, given those of the example."""
+    sizes = _sizes_of_axes(inputs, model, now, None)
+    shapes = [
+        [sizes.get((name, axis), size) for axis, size in enumerate(tensor.shape)] for name, tensor in tensors_in(inputs)
+    ]
+    before = sum(tensor.numel() for _, tensor in tensors_in(inputs))
+    return sum(map(prod, shapes)) > max(_MOST_ELEMENTS, 8 * before)
 
 
 _MOST_ELEMENTS = 2**18
