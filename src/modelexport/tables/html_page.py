@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # which imports the runtime
     from modelexport.traces.value_ranges import ValueRange
 
 Section = tuple[str, Sequence[Sequence[str]]]
-"""A heading and rows of cells; the first cell of each row is a heading too."""
+"""A heading and rows of cells; the first cell of each row is a heading too. ``#encoder.layer.0`` leads to that call."""
 
 
 @dataclass(frozen=True)

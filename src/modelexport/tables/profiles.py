@@ -31,11 +31,11 @@ from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.sessions import Level
 from modelexport.tables import columns
 from modelexport.tables.costs import read_one
-from modelexport.tables.html_page import Page, embedded_page
+from modelexport.tables.html_page import Page, Section, embedded_page
 from modelexport.tables.model_explorer import ExplorerPlace, explorer_places
 from modelexport.tables.onnxruntime_profiler import Kernel, Profile, Run, profile_runs, time_runs
 from modelexport.tables.table import NodeFigures, Table
-from modelexport.tables.turns import Turns, compare_turns
+from modelexport.tables.turns import Turns, compare_turns, turns_line
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import flat_file
 from modelexport.traces.inputs_and_example_sizes import make_feeds
@@ -92,7 +92,15 @@ class ModuleProfile:
         return f"<ModuleProfile {self.facts.file}: {took}, {self.table!r}>"
 
     def _repr_html_(self) -> str:
-        return embedded_page(Page(self.table, columns.SECONDS.name))
+        return embedded_page(Page(self.table, columns.SECONDS.name, self.sections))
+
+    @property
+    def sections(self) -> list[Section]:
+        """What a page says before the times: whether they can be told apart."""
+        notes = [note for facts in (self.facts, self.against) if facts is not None for note in noise_note(facts)]
+        if self.turns is not None and self.against is not None:
+            notes.insert(0, turns_line(self.turns, *(Path(each.file).name for each in (self.facts, self.against))))
+        return [("Time", [note.partition(": ")[::2] for note in notes])] if notes else []
 
     def document(self, **options: Any) -> dict[str, Any]:
         """The table's document, with ``run`` and, if there is another file, ``against``."""

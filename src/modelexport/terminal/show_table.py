@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from modelexport.core.calls import ModuleCall
     from modelexport.core.selectors import Selection
     from modelexport.tables.columns import Column
+    from modelexport.tables.html_page import Section
     from modelexport.tables.table import By, FigureRow, Table
 
 BAR = 12
@@ -130,14 +131,21 @@ def format_csv(tables: Mapping[str, tuple[Table, Sequence[FigureRow]]]) -> str:
     return text.getvalue()
 
 
-def show_errors(table: Table, errors: Mapping[ModuleCall, float] | None, html: Path | None, *, as_csv: bool) -> None:
+def show_errors(
+    table: Table,
+    errors: Mapping[ModuleCall, float] | None,
+    html: Path | None,
+    sections: Sequence[Section] = (),
+    *,
+    as_csv: bool,
+) -> None:
     """Write a table with the errors of calls, if it has none yet, to a page, and print it as CSV."""
     from modelexport.tables.columns import ERROR
     from modelexport.tables.html_page import Page, write_page
 
     table = table if errors is None else table.with_column(ERROR, errors)
     if html is not None:
-        write_page(html, Page(table, ERROR.name))
+        write_page(html, Page(table, ERROR.name, sections))
     if as_csv:
         print(format_csv({"": (table, table.rows())}), end="")
 

@@ -17,6 +17,8 @@ from modelexport.traces.tolerances import ALLOWED, INFINITE
 
 Verdict = Literal["agree", "tie", "differ", "not compared"]
 """``tie``: among equal scores the file chose other elements than PyTorch."""
+SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
+"""The verdict on files as a sentence has it."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,9 +165,10 @@ def test_what_costs_most_is_seen_first_equal_modules_together(
     exported: Exporter, window: Browser, tmp_path: Path
 ) -> None:
     table = cost(exported("bert").path)
-    write_page(tmp_path / "page.html", Page(table, "flops", [("File", [("made by", "pytorch")])]))
+    sections: list[Section] = [("Verification", [("not run", "")]), ("File", [("made by", "pytorch")])]
+    write_page(tmp_path / "page.html", Page(table, "flops", sections))
     window.open(tmp_path / "page.html")
-    assert window.texts("#sections summary") == ["Largest operations", "File"]
+    assert window.texts("#sections summary") == ["Verification", "Largest operations", "File"]
     rows = {row.address: row.own.get("flops", 0) for row in table.rows()}
     both = rows["encoder.layer.0.output.dense"] + rows["encoder.layer.1.output.dense"]
     patterns = window.texts("#largest button")
@@ -279,8 +280,9 @@ def test_ten_thousand_nodes_are_shown(window: Browser, tmp_path: Path) -> None:
 
 @needs_browser
 def test_an_address_among_the_facts_leads_to_its_module(exported: Exporter, window: Browser, tmp_path: Path) -> None:
-    facts = [("Verification", [("first diverging", "encoder.layer.1")])]
+    facts = [("Verification", [("first diverging", "#encoder.layer.1"), ("pooler", "a fact of that name")])]
     write_page(tmp_path / "page.html", Page(cost(exported("bert").path), "flops", facts))
     window.open(tmp_path / "page.html")
+    assert window.texts("#sections details:first-child button") == ["encoder.layer.1"]
     window.click("#sections td button")
     assert window.texts("#chosen") == ["encoder.layer.1"]

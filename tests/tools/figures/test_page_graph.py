@@ -164,6 +164,10 @@ def test_two_files_have_equal_boxes_at_equal_places_and_marks(
     assert window.texts("#differences th") == ["changed"]
     window.click("#level button")
     assert window.texts("#differences button") == ["encoder.layer.0.output.dense"]
+    assert window.texts("#sections details:nth-child(2) tr") == [
+        "changed1 node",
+        "encoder.layer.0.output.denseMatMul \u2192 MatMulNBits",
+    ]
     window.click("#differences button")
     assert window.texts("#node th")[0] == "MatMul"
     assert window.complaints() == []

@@ -9,7 +9,7 @@ const SHARES = ["share", "zeros", "float16", "float16_lost", "bfloat16"];
 const LABELS = { bytes: "weights", flops: "operations", macs: "multiply-adds", activation_bytes: "activations",
   peak_bytes: "peak memory", precision: "bits per weight", intensity: "operations per byte", seconds: "time",
   seconds_alone: "time alone", share: "share of time", spread: "spread of time", error: "relative error",
-  against_ratio: "times as long", nan: "NaN", infinite: "infinities", float16: "share of float16\u2019s range",
+  against_ratio: "times as long", largest: "largest value", smallest: "smallest value", nan: "NaN", infinite: "infinities", float16: "share of float16\u2019s range",
   float16_lost: "zero in float16", bfloat16: "share of bfloat16\u2019s range", zeros: "share of zeros" };
 const other = which => shown.find(c => c.name === "against_" + which.name);
 const make = (name, attributes = {}, text) => {
@@ -139,7 +139,7 @@ function text(value, which = column) {
   return number.toLocaleString("en") + (unit && " " + unit);
 }
 // A name in pieces, between which a line may end.
-const breakable = words => words.split(/(?=[.:])(?!(?<=\d)\.\d)/).flatMap(part => [make("wbr"), part]);
+const breakable = words => words.split(/(?=[.:])(?!(?<=\d)\.\d)/).flatMap((part, index) => index ? [make("wbr"), part] : [part]);
 const cell = (figures, which) => make("td", { class: "number" }, pair(figures, which));
 const fitting = (words, room) => words.length <= room ? words : `${words.slice(0, room - 1)}\u2026`;
 const number = value => value ?? 0;

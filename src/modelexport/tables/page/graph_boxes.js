@@ -123,7 +123,9 @@ function levelOf(parent) {
       node.stamp = current;
       node.at = piece.index;
       found.push(node);
-      if (leaf.mark) piece.marks.set(leaf.mark, (piece.marks.get(leaf.mark) || 0) + 1 / leaf.item.filter(Boolean).length);
+      if (!leaf.mark) return;
+      const counts = leaf.item[0] ? !node.side : leaf.mark === "added";  // of what was replaced, nodes of the first file
+      piece.marks.set(leaf.mark, (piece.marks.get(leaf.mark) || 0) + (counts ? 1 : 0));
     });
   }
   const add = (map, key, made, side, value, at) => {

@@ -42,6 +42,8 @@ function endWords(end) {
   });
 }
 
+const marksText = marks => [...marks].filter(([, count]) => count).map(([mark, count]) => `${count} ${mark}`).join(", ");
+
 // The two lines of text in a box: what it is, and its figure.
 function wordsOf({ box: one, marks }) {
   const figure = text(figureOf(one));
@@ -55,7 +57,7 @@ function wordsOf({ box: one, marks }) {
     run: () => `${one.start + 1} \u2026 ${one.start + one.children.length}`,
   };
   const inside = one.kind === "node" && one.children.length ? "opens" : "";
-  const changed = one.kind === "node" ? "" : [...marks].map(([mark, count]) => `${Math.round(count)} ${mark}`).join(", ");
+  const changed = one.kind === "node" ? "" : marksText(marks);
   return [fitting(names[one.kind](), 34), [many, figure, changed, inside].filter(Boolean).join(" \u00b7 ")];
 }
 
@@ -169,12 +171,12 @@ function boxTip({ box: one, lines, marks }, side) {
   else parts.push(lines[0]);
   const figure = text(figureOf(one));
   if (figure) parts.push(`${title(column)}: ${figure}`);
-  if (one.kind !== "node" && marks.size) parts.push([...marks].map(([mark, count]) => `${Math.round(count)} ${mark}`).join(", "));
+  if (one.kind !== "node" && marks.size) parts.push(marksText(marks));
   return parts.filter(Boolean).join("\n");
 }
 function boxMatches(one) {
   if (one.kind === "call") return matches(one.row) || one.children.some(boxMatches);
-  if (one.kind === "node" && one.item.some(node => node && nodeMatches(node))) return true;
+  if (one.kind === "node" && (matches(one.row) || one.item.some(node => node && nodeMatches(node)))) return true;
   return one.children.some(boxMatches);
 }
 function nodeMatches(node) {

@@ -9,6 +9,11 @@ function chooseLinked() {
   if (item) item.find(Boolean).box.children.length ? enter(item.find(Boolean).box) : chooseItem(item);
 }
 
+// What was chosen above is seen, where it is below the window.
+function scrollToChosen() {
+  const shows = byId(hasGraph() ? "inside" : "tables");
+  if (shows.getBoundingClientRect().top > 0.8 * innerHeight) shows.scrollIntoView();
+}
 function choices(select, names, current) {
   select.replaceChildren(...names.map(([value, label]) => {
     const option = make("option", { value }, label);
@@ -24,10 +29,15 @@ function show(part) {
   document.title = `${data.name} by module`;
   choices(byId("column"), shown.map(which => [which.name, title(which)]), column.name);
   byId("sections").replaceChildren();
-  const linkTo = new Map(rows.filter(row => row.address).map(row => [row.address, () => {
+  const linkTo = new Map(rows.map(row => [`#${row.address}`, () => {
     const button = make("button", { type: "button", title: "show this module" });
-    button.append(...breakable(row.address));
-    button.addEventListener("click", () => { zoom(root); choose(row); });
+    button.append(...breakable(name(row)));
+    button.addEventListener("click", () => {
+      search("");
+      zoom(root);
+      choose(row);
+      scrollToChosen();
+    });
     return button;
   }]));
   for (const [heading, lines] of data.sections) {
@@ -35,8 +45,8 @@ function show(part) {
     for (const cells of lines) {
       const line = make("tr");
       cells.forEach((cell, index) => {
-        const made = make(index ? "td" : "th");
-        made.append(...linkTo.has(cell) ? [linkTo.get(cell)()] : index ? [cell] : breakable(cell));
+        const made = make(index ? "td" : "th"), plain = cell.replace(/^#/, "");
+        made.append(...linkTo.has(cell) ? [linkTo.get(cell)()] : index ? [plain] : breakable(plain));
         line.append(made);
       });
       table.append(line);
@@ -46,7 +56,7 @@ function show(part) {
   }
   const largest = make("details", { open: "" });
   largest.append(make("summary", { id: "largest-title" }), make("table", { id: "largest" }));
-  byId("sections").insertBefore(largest, byId("sections").lastElementChild);
+  byId("sections").insertBefore(largest, data.sections.length > 1 ? byId("sections").lastElementChild : null);
   drawLargest();
   byId("notes").replaceChildren(...data.notes.map(note => make("p", {}, note)));
   chooseLinked();

@@ -22,7 +22,7 @@ function drawLargest() {
     group.rows.push(row);
     groups.set(pattern, group);
   }
-  byId("largest-title").textContent = `Largest ${title(column)}`;
+  byId("largest-title").textContent = `Largest ${title(column).replace(/^largest /, "")}`;
   byId("largest").replaceChildren(...[...groups].sort((a, b) => b[1].figure - a[1].figure).slice(0, 5).map(([pattern, group]) => {
     const line = make("tr"), head = make("th"), button = make("button", { type: "button", title: "show these in the tree" });
     const most = group.rows.reduce((best, row) => number(row.own[column.name]) > number(best.own[column.name]) ? row : best);
@@ -31,6 +31,7 @@ function drawLargest() {
       search(group.rows.length > 1 ? pattern : "");
       zoom(root);
       choose(most);
+      scrollToChosen();
     });
     head.append(button);
     const share = added && whole ? `, ${(100 * group.figure / whole).toPrecision(3)} %` : "";

@@ -10,8 +10,13 @@ import numpy as np
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.result_display import CallReport, Rows, error_text
-from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating, verdict_of
+from modelexport.core.text import percent_text
+from modelexport.tables.html_page import Section
+from modelexport.traces.array_differences import SAID, Difference, Verdict, compare_arrays, is_floating, verdict_of
 from modelexport.verify.verify_report import CallStatus
+
+_LISTED = 5
+"""How many calls that are off a page lists."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +102,26 @@ class AgainstReport(CallReport[CallLoss], msgspec.Struct, frozen=True, kw_only=T
         if output.difference.name not in self.judged:
             return None
         return "agree" if weight_of(output) <= self.bound else "differ"
+
+    def section(self, other: str) -> Section:
+        """What a page says of the comparison with a file of this name."""
+        lines = [
+            ("file", other),
+            *(("note", note) for note in self.notes),
+            (
+                f"first module that is off by more than {percent_text(self.bound)}",
+                "none" if self.first_beyond is None else f"#{self.first_beyond}",
+            ),
+        ]
+        for loss in self.outputs:
+            norm = f"off by {percent_text(loss.norm)} of its norm" if loss.norm is not None else ""
+            cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
+            lines.append((loss.difference.name, ", ".join(filter(None, [self.verdict_on(loss), norm, cosine]))))
+        lines += [
+            (f"#{call.address}", f"off by {percent_text(weight_of(call.per_module))} of its norm by itself")
+            for call in self.listed[:_LISTED]
+        ]
+        return f"Against another file: {SAID[self.verdict]}", lines
 
     @property
     def ranked(self) -> list[CallLoss]:

@@ -114,7 +114,8 @@ def compare_numbers(
         from modelexport.tables.costs import cost
         from modelexport.terminal.show_table import show_errors
 
-        show_errors(cost(first), reports[""].errors, running.html, as_csv=running.as_csv)
+        report = reports[""]
+        show_errors(cost(first), report.errors, running.html, [report.section(second.name)], as_csv=running.as_csv)
     if not running.as_csv:
         documents = {name: report.document for name, report in reports.items()}
         print_result(document_of_parts(documents), lambda: format_headings(texts), as_json=as_json)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from modelexport.core.text import percent_text, plural
+from modelexport.core.text import plural
 from modelexport.files.atomic_writing import check_writable
+from modelexport.graph.node_owners import owner_of
 from modelexport.packages.measured_parts import DECODE, common_sizes, cost_parts, profile_parts
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
@@ -19,22 +20,18 @@ from modelexport.tables.columns import AGAINST, RATIO
 from modelexport.tables.costs import cost
 from modelexport.tables.graph_pairs import NodePair, count_marks, pair_nodes
 from modelexport.tables.html_page import Page, Section, write_page
-from modelexport.tables.profiles import ModuleProfile, noise_note
+from modelexport.tables.profiles import ModuleProfile
 from modelexport.tables.side_by_side import cost_against
 from modelexport.tables.table import Table
-from modelexport.tables.turns import turns_line
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import files_of
 from modelexport.tools.figures.values import FileValues, values
+from modelexport.traces.array_differences import SAID
 from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.verify_report import VerifyReport
 
-if TYPE_CHECKING:
-    from modelexport.tools.compare.against_report import AgainstReport
-
-_SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
 _LISTED = 5
 """How many calls that are off a section lists."""
 _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
@@ -110,7 +107,7 @@ def _page(
         differs = losses.verdict == "differ"
         other_cost = cost(against)
         table = cost_against(table, other_cost).with_column(columns.ERROR, losses.errors)
-        sections.append(_losses(against, losses))
+        sections.append(losses.section(against.name))
         other_file = read_tagged(against)
         pairs = pair_nodes(tagged, other_file)
         sections.append(_differences(pairs))
@@ -139,11 +136,6 @@ def _page(
     )
     if measured is None:
         return page
-    noise = [note for facts in (measured.facts, measured.against) if facts is not None for note in noise_note(facts)]
-    if measured.turns is not None and against is not None:
-        noise.insert(0, turns_line(measured.turns, tagged.path.name, against.name))
-    if noise:
-        page = replace(page, sections=[("Time", [note.partition(": ")[::2] for note in noise]), *sections])
     timed = [  # with their seconds alone: cost has its own peak memory
         replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
         for node in measured.table.nodes
@@ -154,7 +146,7 @@ def _page(
         nodes=(*table.nodes, *timed),
         notes=(*table.notes, *measured.table.notes),
     )
-    return replace(page, table=table, main=columns.SECONDS.name)
+    return replace(page, table=table, main=columns.SECONDS.name, sections=[*measured.sections, *sections])
 
 
 def _sources(tagged: TaggedFile) -> dict[str, str]:
@@ -179,27 +171,23 @@ def _facts(tagged: TaggedFile) -> Section:
 
 
 def _differences(pairs: Sequence[NodePair]) -> Section:
-    counted = [(mark, plural(count, "node")) for mark, count in count_marks(pairs).items()]
-    return "Differences of the graphs", counted or [("none", "every node is the same in both files")]
-
-
-def _losses(against: Path, report: AgainstReport) -> Section:
-    from modelexport.tools.compare.against_report import weight_of
-
-    lines = [
-        ("file", against.name),
-        *(("note", note) for note in report.notes),
-        (f"first module that is off by more than {percent_text(report.bound)}", report.first_beyond or "none"),
-    ]
-    for loss in report.outputs:
-        norm = f"off by {percent_text(loss.norm)} of its norm" if loss.norm is not None else ""
-        cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
-        lines.append((loss.difference.name, ", ".join(filter(None, [report.verdict_on(loss), norm, cosine]))))
-    lines += [
-        (call.address or ".", f"off by {percent_text(weight_of(call.per_module))} of its norm by itself")
-        for call in report.listed[:_LISTED]
-    ]
-    return f"Against another file: {_SAID[report.verdict]}", lines
+    """How many nodes differ, and how: for each way the first module, and in how many modules."""
+    calls = defaultdict[tuple[str, str], dict[str, None]](dict)
+    for pair in pairs:
+        node = pair.first or pair.second
+        if pair.mark and node is not None and (pair.first is not None or pair.mark == "added"):
+            owner = owner_of(node)
+            calls[pair.mark, pair.why][owner.call.address if owner is not None else ""] = None
+    lines = []
+    for mark, count in count_marks(pairs).items():
+        lines.append((mark, plural(count, "node")))
+        ways = [(why, list(found)) for (of, why), found in calls.items() if of == mark]
+        for why, found in ways[:_LISTED]:
+            several = f"first of {len(found)} modules" if len(found) > 1 else ""
+            lines.append((f"#{found[0]}", ", ".join(filter(None, [why, several]))))
+        if len(ways) > _LISTED:
+            lines.append(("", f"and {len(ways) - _LISTED} more, below the graph"))
+    return "Differences of the graphs", lines or [("none", "every node is the same in both files")]
 
 
 def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
@@ -211,7 +199,7 @@ def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:
         first = report.diverging
-        lines += [("first diverging", first.address or "."), (first.line, first.reason)]
+        lines += [("first diverging", f"#{first.address}"), (first.line, first.reason)]
     wrong = [call for call in report.calls if call.status == "differ" and call != report.diverging]
-    lines += [(call.address or ".", call.reason) for call in wrong[:_LISTED]]
-    return f"Verification: {_SAID[report.verdict]}", lines
+    lines += [(f"#{call.address}", call.reason) for call in wrong[:_LISTED]]
+    return f"Verification: {SAID[report.verdict]}", lines

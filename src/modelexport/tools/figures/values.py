@@ -83,12 +83,14 @@ class FileValues:
 
     @property
     def section(self) -> Section:
-        """What the page says about NaN and infinities."""
+        """What the page says about NaN, infinities, and what float16 cannot hold."""
         lines = self.lines or ["none reaches an output"]
         more = [("inside", describe_origin(origin, self.found.runs)[0]) for origin in self.found.inside]
-        more += [(call.address or ".", f"up to {reach:.4g}, beyond float16") for call, reach in self.beyond_float16[:5]]
-        return "NaN and infinities", [
-            ("" if index else "first", line.strip()) for index, line in enumerate(lines)
+        more += [(f"#{call.address}", f"up to {reach:.4g}, beyond float16") for call, reach in self.beyond_float16[:5]]
+        if not self.beyond_float16 and self.first is None:
+            more.append(("float16", "can hold the largest values"))
+        return "NaN, infinities, float16", [
+            ("" if index else "NaN or infinity", line.strip()) for index, line in enumerate(lines)
         ] + more
 
     def page(self) -> Page:
