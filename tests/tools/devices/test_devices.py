@@ -264,6 +264,8 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
         (("verify", file, "--bound", "0.1"), "--bound goes with"),
         (("verify", file, "--device", "cpu", "--bound", "-1"), "-1 is not a bound"),
         (("verify", file, "--device", "cpu", "--limit", "0"), "0 is not a limit"),
+        (("verify", file, "--limit", "3", "--fresh"), "--limit and --fresh are for FILE alone on a device"),
+        (("verify", file, "--against", file, "--limit", "3"), "--limit and --fresh are for FILE alone on a device"),
         ((*quantizes, "--device", "cpu"), "--device, --through and --jobs are for a search"),
     ):
         refused = run(*wrong)

@@ -162,7 +162,10 @@ def _check_options(
     alone = other.model is None and other.against is None
     if on_device.through is not None and not (alone and other.results is None):
         raise UsageError("--through reaches the device on which FILE alone is compared: leave out --model, --against")
-    alone &= on_device.device is not None or on_device.through is not None or other.results is not None
+    runs_there = alone and other.results is None and (on_device.device is not None or on_device.through is not None)
+    if not runs_there and (on_device.limit != OnDevice().limit or on_device.fresh):
+        raise UsageError("--limit and --fresh are for FILE alone on a device: give --device or --through")
+    alone &= runs_there or other.results is not None
     if other.model is None and not alone and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
@@ -171,15 +174,13 @@ def _check_options(
         raise UsageError("give --csv or --json, not both")
     if other.results is not None and (on_device.device is not None or extent.modules):
         raise UsageError("--results has its own device and modules: leave out --device and --module")
-    if on_device.fix != (on_device.output is not None) or (on_device.fix and on_device.device is None):
-        raise UsageError("--fix goes with --device, and with -o OUT.onnx for the changed file")
+    if on_device.fix != (on_device.output is not None) or (on_device.fix and not (runs_there and on_device.device)):
+        raise UsageError("--fix goes with --device and FILE alone, and with -o OUT.onnx for the changed file")
     if other.against is None and (measured != CalibrationData() or (other.bound is not None and not alone)):
         raise UsageError("--bound goes with --against OTHER.onnx, or with --device; --data with --against")
     if file.is_dir() and other.against is None:
-        if shown.as_csv or shown.html is not None:
-            raise UsageError(f"{file} is a folder: --csv and --html go with a file")
-        if extent.modules or extent.weights_sample is not None:
-            raise UsageError(f"{file} is a folder: --module and --weights-sample go with a file")
+        if shown.as_csv or shown.html is not None or extent.modules or extent.weights_sample is not None:
+            raise UsageError(f"{file} is a folder: --csv, --html, --module and --weights-sample go with a file")
         if other.model is None:
             raise UsageError(f"{file} is a folder: give the exported model with --model, or compare it with a file")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -20,6 +18,7 @@ from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import WEIGHTS, find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
+from modelexport.traces.calibration_data import RunInputs
 from modelexport.traces.value_ranges import measure_values
 
 CHANGES: Mapping[str, str] = {
@@ -47,7 +46,10 @@ class Resolved(msgspec.Struct, frozen=True):
 
     assignment: dict[str, Method]
     joined: list[str]
-    """A line for each group of nodes that gets another method than the rules of some of its calls say."""
+    """A line for each group of nodes that gets another method than the rules of some of its calls say.
+
+    Also for each node that stays in float32 for its numbers, and if not all runs were looked at for such numbers.
+    """
     kept: list[str]
     """The addresses of the calls that no method is for, without those inside of other kept ones."""
 
@@ -142,16 +144,19 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
     return Resolved(assignment, joined, tops)
 
 
-def within_range(resolved: Resolved, tagged: TaggedFile, data: Iterable[Mapping[str, Any]]) -> Resolved:
+def within_range(resolved: Resolved, tagged: TaggedFile, data: RunInputs) -> Resolved:
     """The same without the nodes that take or give values beyond the range of their method's numbers.
 
     Args:
         data: Inputs of runs, the first of which are looked at.
     """
-    if all(method.row.largest is None for method in resolved.assignment.values()):
+    limited = sorted({str(method) for method in resolved.assignment.values() if method.row.largest is not None})
+    if not limited:
         return resolved
-    ranges = measure_values(tagged, itertools.islice(data, _RUNS)).ranges
+    ranges = measure_values(tagged, data[:_RUNS]).ranges
     assignment, kept = dict(resolved.assignment), list(resolved.joined)
+    if len(data) > _RUNS:
+        kept.insert(0, f"{_RUNS} of {len(data)} runs looked at for values beyond the range of {', '.join(limited)}")
     for node in tagged.model.graph:
         method = assignment.get(node.name or "")
         largest = None if method is None else method.row.largest
