@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
+from modelexport.exporting.graph_passes import finish
 from modelexport.exporting.requested_names import RequestedNames
 
 
@@ -166,3 +169,11 @@ def test_dynamic_takes_names_and_stays_a_flag() -> None:
     assert spelled_out(["--dynamic=batch"]) == ["--axes", "batch"]
     for words in (["--dynamic", "bert-tiny"], ["--dynamic", "nets.py:make"], ["m", "--dynamic"]):
         assert spelled_out(words) == words
+
+
+@pytest.mark.parametrize(("parameters", "name"), [([], "places"), (["places"], "output.places")])
+def test_an_output_has_the_name_of_a_constant_but_not_that_of_a_parameter(parameters: list[str], name: str) -> None:
+    places = ir.Value(name="places", const_value=ir.tensor(np.ones(2, np.float32), name="places"))
+    model = ir.Model(ir.Graph([], [places], nodes=[], initializers=[places]), ir_version=10)
+    finish(model, ["places"], parameters)
+    assert [value.name for value in model.graph.outputs] == [name]

@@ -32,21 +32,26 @@ class NamedParts:
     state: Sequence[str] = option(
         (), "A named part that takes some of its outputs again in the next run (a cache).", metavar="NAME"
     )
+    fixed: Sequence[str] = option((), "A named part whose axes all have the sizes of the example.", metavar="NAME")
 
     def parts(self) -> dict[str, Any]:
         """Name of a part to what it runs.
 
         Raises:
-            UsageError: A name is given twice, or a state is of a part that is not named.
+            UsageError: A name is given twice, or another option is of a part that is not named.
         """
         from modelexport.packages.entry_points import Part
 
         named = parsed_pairs("--part", self.part)
         if len(named) < len(self.part):
             raise UsageError("two parts have one name: give each --part another")
-        if missing := [name for name in self.state if name not in named]:
-            raise UsageError(f"--state {missing[0]}: no --part has this name{suggest(missing[0], named)}")
-        return {name: Part(method=method, state=name in self.state) for name, method in named.items()}
+        for flag, names in (("--state", self.state), ("--fixed", self.fixed)):
+            if missing := [name for name in names if name not in named]:
+                raise UsageError(f"{flag} {missing[0]}: no --part has this name{suggest(missing[0], named)}")
+        return {
+            name: Part(method=method, state=name in self.state, dynamic=name not in self.fixed)
+            for name, method in named.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,8 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
             owner = owner_of(producer) if producer is not None else Owner((ROOT,))
             if owner is not None:
                 node.meta[OWNER] = Owner((owner.call,), Evidence.DERIVED, owner.line)
+    for name in {*output_names}.difference(reserved) & {*model.graph.initializers}:  # a constant, not a parameter
+        model.graph.initializers[name].name = f"constant.{name}"
     taken = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}.union(reserved)
     for value, name in zip(model.graph.outputs, output_names, strict=True):
         value.name = f"output.{name}" if name in taken else name

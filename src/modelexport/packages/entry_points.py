@@ -47,6 +47,8 @@ class Part:
     state: bool | Mapping[str, str] = False
     """Whether it takes some of its outputs again in the next run: all that have the name, or the type and the shape, of
     an input that no other part makes; or the names of such outputs to those of the inputs."""
+    dynamic: bool = True
+    """Whether its axes stay dynamic; otherwise they have the sizes of the example."""
 
 
 Method = str | Callable[..., Any]
@@ -78,7 +80,8 @@ def named_parts(model: nn.Module, parts: Mapping[str, PartLike], directory: Path
         known = {key: value for key, value in earlier.items() if key not in own}
         inputs = _inputs(name, part, runs, known, directory)
         earlier |= _outputs(name, runs, inputs)
-        yield ModelPart(name, runs, inputs, module=path, taken=frozenset(inputs).intersection(known))
+        taken = frozenset(inputs).intersection(known)
+        yield ModelPart(name, runs, inputs, module=path, taken=taken, dynamic=part.dynamic)
 
 
 def method_name(part: PartLike) -> str:

@@ -43,6 +43,8 @@ class ModelPart:
 
     constants: tuple[str, ...] = ()
     """The inputs whose values the file keeps."""
+    dynamic: bool = True
+    """Whether its axes stay dynamic."""
     axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """An input and an axis to what its size is, for all that stay open; by default by the usual names of inputs."""
     rows: Rows = "padded"

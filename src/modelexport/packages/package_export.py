@@ -206,7 +206,7 @@ def _export_each(
         keywords: dict[str, Any] = {
             "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else kind.name_values,
             "constants": [*own, *part.constants],
-            "dynamic": not part.constants,  # what depends on the values of constants has their sizes
+            "dynamic": part.dynamic and not part.constants,  # what depends on the values of constants has their sizes
             "weights": "link",
             "source": shared[part.name],
         }

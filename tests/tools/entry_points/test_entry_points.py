@@ -94,7 +94,10 @@ STREAMING: dict[str, Part | str] = {
         state=True,
     ),
     "joiner": Part(
-        method="join", inputs={"encoded": torch.rand(1, 8), "prediction": torch.rand(1, 8)}, outputs=["logits"]
+        method="join",
+        inputs={"encoded": torch.rand(1, 8), "prediction": torch.rand(1, 8)},
+        outputs=["logits"],
+        dynamic=False,
     ),
 }
 
@@ -140,6 +143,10 @@ def test_modules_have_the_addresses_and_entries_of_the_whole_model(towers: Path)
 def test_weights_are_on_disk_once(towers: Path) -> None:
     size = sum(parameter.nbytes for parameter in made(TwoTowers).parameters())
     assert sum((towers / file).stat().st_size for file in read_manifest(towers).weights) < size + 2000
+
+
+def test_a_part_that_is_not_dynamic_has_the_sizes_of_the_example(streaming: Path) -> None:
+    assert [value.shape for value in session(streaming, "joiner").get_inputs()] == [[1, 8], [1, 8]]
 
 
 def test_verify_compares_each_part_and_the_parts_in_turn(towers: Path) -> None:
@@ -327,6 +334,7 @@ def test_inputs_of_a_part_that_does_not_exist_are_refused(tmp_path: Path) -> Non
 
 COMMANDS = {
     "a state of no part": (["--part", "a=encode", "--state", "b"], "--state b: no --part has this name"),
+    "fixed sizes of no part": (["--part", "a=encode", "--fixed", "b"], "--fixed b: no --part has this name"),
     "a part without a method": (["--part", "a"], "--part a: write NAME=VALUE"),
     "a kind as well": (["--part", "a=encode", "--parts", "whole"], "--parts finds parts, and --part names them"),
     "two parts of one name": (["--part", "a=encode", "--part", "a=decode"], "two parts have one name"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def _described(part: Part, inputs: Any) -> Part:
     """A part with inputs that a caller gave: tensors, or descriptions of them."""
     described = {name: value for name, value in inputs.items() if _is_description(value)}
     tensors = {name: value for name, value in inputs.items() if name not in described}
-    return Part(method=part.method, outputs=part.outputs, state=part.state, inputs=tensors, described=described)
+    return replace(part, inputs=tensors, described=described)
 
 
 def _is_description(value: Any) -> bool:
