@@ -134,7 +134,7 @@ PAGES = [
     ),
     Page("compare", fails=["compare bert-tiny.onnx opset18.onnx --fail-on", "compare bert-tiny.onnx int8.onnx"]),
     Page("encodings"),
-    Page("more-than-forward", without=["export clip.py", "export net.py"]),
+    Page("more-than-forward", without=["export clip.py", "export net.py", "method=track"]),
     Page("export", [model_of_sequences], bert_tiny),
     Page("retag"),
     Page("verify", [faulty], bert_tiny, fails=["verify faulty.onnx"], without=["report = "]),
