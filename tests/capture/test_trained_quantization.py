@@ -170,3 +170,36 @@ def test_a_module_that_does_not_quantize_is_exported_as_it_is(tmp_path: Path) ->
     model.fc.weight_fake_quant.disable_fake_quant()
     export(model, (X,), tmp_path / "model.onnx", frontend="dynamo")
     assert [name for name in integers(tmp_path / "model.onnx") if name.startswith("fc.")] == []
+
+
+def shifted_by_half(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    zero = zero + 0.5
+    return (torch.clamp(torch.round(x / scale + zero), 0, 255) - zero) * scale
+
+
+def clamped_before_the_zero_point(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    return (torch.clamp(torch.round(x / scale), 0, 100) + zero - zero) * scale
+
+
+def clamped_after_the_zero_point(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(torch.round(x / scale) + zero - zero, 0, 100) * scale
+
+
+OTHER_ROUNDING = [shifted_by_half, clamped_before_the_zero_point, clamped_after_the_zero_point]
+
+
+@pytest.mark.parametrize("rounds", OTHER_ROUNDING, ids=lambda each: each.__name__)
+def test_arithmetic_that_is_no_quantization_stays_arithmetic(rounds: Any, tmp_path: Path) -> None:
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.zero = nn.Parameter(torch.tensor(0.02)), nn.Parameter(torch.tensor(40.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            computed: torch.Tensor = rounds(x, self.scale, self.zero)
+            return computed
+
+    model, x, path = Rounding().eval(), torch.linspace(-1, 3, 101).reshape(1, 101), tmp_path / "m.onnx"
+    export(model, (x,), path, frontend="dynamo")
+    (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(output, model(x).detach().numpy(), atol=1e-6)

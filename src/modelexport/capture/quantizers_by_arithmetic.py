@@ -113,7 +113,7 @@ class _Chain:
     def __init__(self, rounded: torch.fx.Node, state: ProgramState, zero: Any) -> None:
         self._state, self.zero = state, zero
         self._nodes = [rounded]
-        self.low, self.high = -(2**31), 2**31
+        self.low, self.high = _UNBOUNDED
         """The bounds of the integers."""
         self._subtracted: Any = None
 
@@ -127,7 +127,8 @@ class _Chain:
             self._nodes += users
             if node.target is aten.mul.Tensor:
                 subtracted = 0 if self._subtracted is None else self._subtracted
-                fits = self._state.equal(subtracted, 0 if self.zero is None else self.zero)
+                zero = self._state.numbers(0 if self.zero is None else self.zero)
+                fits = self._state.equal(subtracted, zero) and torch.equal(zero, zero.round())
                 in_range = (self.low >= 0 and self.high <= 255) or (self.low >= -128 and self.high <= 127)
                 return node if fits and in_range and self._state.equal(_other(node, self._nodes[-2]), scale) else None
 
@@ -147,8 +148,8 @@ class _Chain:
         if target in (aten.clamp.default, aten.clamp.Tensor):
             return all(map(self._state.has, user.args[1:])) and self._bounded(*user.args[1:])
         known, other = target in _AS_IT_IS or self._state.has(_other(user, last)), _other(user, last)
-        if target is aten.add.Tensor and self.zero is None:
-            self.zero = other
+        if target is aten.add.Tensor and self.zero is None and (self.low, self.high) == _UNBOUNDED:
+            self.zero = other  # bounds that came before it would be those of other integers
         elif target is aten.sub.Tensor and user.args[0] is last:
             self._subtracted = other
         else:
@@ -156,6 +157,8 @@ class _Chain:
         return known
 
     def _bounded(self, low: Any = None, high: Any = None) -> bool:
+        if self._subtracted is not None:
+            return False  # they would be bounds of other integers
         bounds = [None if each is None else self._state.numbers(each) for each in (low, high)]
         if any(each is not None and (each.numel() != 1 or each.item() != int(each.item())) for each in bounds):
             return False
@@ -169,6 +172,7 @@ class _Chain:
             user.graph.erase_node(user)
 
 
+_UNBOUNDED = (-(2**31), 2**31)
 _CONDITIONS = {aten.lt.Tensor, aten.lt.Scalar, aten.gt.Tensor, aten.gt.Scalar}
 
 
