@@ -220,7 +220,7 @@ def write_retagged(
     )
 
 
-def with_calls_of(source: TaggedFile, path: Path) -> TaggedFile | None:
+def with_calls_restored(source: TaggedFile, path: Path) -> TaggedFile | None:
     """A file without tags, with the calls of the file that it was made from; ``None`` if it was not."""
     try:
         model, _ = _flat(path, source)

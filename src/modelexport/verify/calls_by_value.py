@@ -99,7 +99,7 @@ def wrong_parameters(model: ir.Model, entries: Mapping[str, Any], blamed: Contai
     ]
 
 
-def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> TaggedFile:
+def with_calls_of_model(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> TaggedFile:
     """The file with the calls that the model made, and each node in one of them.
 
     The owner of a node is, first found first: a call in which PyTorch computed its value; the call of the name that was

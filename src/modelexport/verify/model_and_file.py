@@ -34,7 +34,7 @@ from modelexport.traces.node_computation import NodeError
 from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import ALLOWED, EQUAL_IN_FLOAT64, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Index, Trace
-from modelexport.verify.calls_by_value import find_parameters, with_calls_of
+from modelexport.verify.calls_by_value import find_parameters, with_calls_of_model
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
 from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, refuse_stage, results_of_cut
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run
@@ -221,7 +221,7 @@ class Sides:
     def with_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Sides:
         """The same with the calls of the model in a file without tags, by the values that both compute."""
         sides, compared = self.compared(inputs, changed)
-        return replace(sides, tagged=with_calls_of(self.tagged, module_tree(self.model), compared.per_module))
+        return replace(sides, tagged=with_calls_of_model(self.tagged, module_tree(self.model), compared.per_module))
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""

@@ -18,7 +18,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
-from modelexport.lineage.retagging import with_calls_of
+from modelexport.lineage.retagging import with_calls_restored
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import open_session
 from modelexport.runtime.varied_inputs import varied_inputs
@@ -129,7 +129,7 @@ def _with_equal_calls(first: TaggedFile, second: TaggedFile) -> tuple[list[Tagge
     if _kinds(first) != _kinds(second):
         place = 0 if first.found_calls is not None and second.found_calls is None else 1
         file, source = files[place], files[1 - place]
-        if file.found_calls is not None and (made := with_calls_of(source, file.path)) is not None:
+        if file.found_calls is not None and (made := with_calls_restored(source, file.path)) is not None:
             files[place] = made
             return files, [f"{file.path} has no tags: its calls are those of {source.path}, as `retag` finds them"]
     return files, []
