@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.runtime.devices import CPU, Device
-from modelexport.runtime.part_process import PartResult
-from modelexport.runtime.part_runner import output_error
+from modelexport.runtime.runner import output_error
+from modelexport.runtime.runner_process import RunnerResult
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.devices.device_regions import Region
 
@@ -33,7 +33,7 @@ class SpoiledDevice:
         self.measured = 0
         self._spoils, self._by, self._lacks = spoils, by, lacks
 
-    def run(self, region: Region, *, log: bool = False) -> PartResult:
+    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
         self.measured += 1
         results = run_session(
             open_session(spoiled(region.model, self._spoils, self._by), folder=region.folder), region.inputs
@@ -43,7 +43,7 @@ class SpoiledDevice:
         for node in region.model.graph:
             provider = CPU if node.op_type in self._lacks else self.device.provider
             nodes.setdefault(provider, [[]])[0].append(node.name or "")
-        return PartResult(status="ran", errors=errors, nodes=nodes, log="")
+        return RunnerResult(status="ran", errors=errors, nodes=nodes, log="")
 
 
 def spoiled(model: ir.Model, spoils: Spoils, by: float) -> ir.Model:

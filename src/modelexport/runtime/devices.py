@@ -189,7 +189,7 @@ def find_device(text: str) -> Device:
 
 def _behind(text: str, command: tuple[str, ...]) -> Device:
     """A device of the ONNX Runtime behind a command."""
-    from modelexport.runtime.part_commands import facts_behind
+    from modelexport.runtime.runner_commands import facts_behind
 
     name, *pairs = (part.strip() for part in text.split(","))
     if wrong := [pair for pair in pairs if "=" not in pair]:

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from modelexport.errors import RunError
 from modelexport.graph.copies import copy_of
 from modelexport.graph.missing_types import fill_types
-from modelexport.runtime.part_process import PartProcess, write_part
+from modelexport.runtime.runner_process import RunnerProcess, write_for_runner
 
 
-def values_there(model: ir.Model, process: PartProcess, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def values_there(model: ir.Model, process: RunnerProcess, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Names of the tensors that the nodes of the main graph compute, to their arrays.
 
     Raises:
@@ -26,8 +26,8 @@ def values_there(model: ir.Model, process: PartProcess, feeds: Mapping[str, Any]
     copy.graph.outputs[:] = [v for v in computed if isinstance(v.type, ir.TensorType) and v.dtype is not None]
     names = dict.fromkeys(value.name or "" for value in copy.graph.outputs)
     folder = process.folder
-    part = write_part(copy, feeds, names, folder, name="values", stem=f"values_{process.measured}")
-    result = process.run_part(folder, part)
+    written = write_for_runner(copy, feeds, names, folder, name="values", stem=f"values_{process.measured}")
+    result = process.run_model(folder, written)
     if result.status != "ran":
         raise RunError(f"the file does not run on {process.device}: {result.message}")
-    return {output["name"]: np.load(folder / output["save"]) for output in part["outputs"]}
+    return {output["name"]: np.load(folder / output["save"]) for output in written["outputs"]}

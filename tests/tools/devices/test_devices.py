@@ -17,9 +17,9 @@ from graph_texts import written
 from modelexport import export, load, quantize, verify_on_device
 from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
-from modelexport.runtime import part_process
+from modelexport.runtime import runner_process
 from modelexport.runtime.devices import Device, find_device, find_devices
-from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes, with_sizes
+from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes, with_sizes
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
@@ -111,7 +111,7 @@ def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Pa
     assert 1e-5 < in_half < 1e-2
 
     def status(error: float, device: Device) -> str:
-        return judge(region, PartResult(status="ran", errors={"y": error}), device, bound=0.0)[0]
+        return judge(region, RunnerResult(status="ran", errors={"y": error}), device, bound=0.0)[0]
 
     assert [status(1.5 * on_cpu, device) for device in (half, narrow)] == ["agree", "agree"]
     assert [status(1.5 * in_half, device) for device in (half, narrow)] == ["off", "rounding"]
@@ -176,16 +176,16 @@ def test_a_region_is_found_by_halving() -> None:
 
 RUNNER = """
 import os, sys, time
-from modelexport.runtime import part_runner as runner
+from modelexport.runtime import runner
 
-def run_part(folder, part, device, real=runner.run_part):
-    if part["name"] == "blocks.0":
+def run_model(folder, model, device, real=runner.run_model):
+    if model["name"] == "blocks.0":
         os.abort()
-    if part["name"] == "blocks.1":
+    if model["name"] == "blocks.1":
         time.sleep(60)
-    return real(folder, part, device)
+    return real(folder, model, device)
 
-runner.run_part = run_part
+runner.run_model = run_model
 runner.serve()
 """
 
@@ -198,7 +198,7 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
     regions = RegionCutter(tagged, {"x": np.ones((1, 5, 8), np.float32)})
     with RegionRuns(find_device("cpu"), limit=60, keep=True) as runs:
         assert runs.run(regions.whole()).error < 1e-5
-    monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
+    monkeypatch.setattr(runner_process.runner, "__file__", str(tmp_path / "runner.py"))
     with RegionRuns(find_device("cpu"), limit=60, keep=True) as runs:
         parts = {name: regions.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
         assert runs.run(regions.whole()).status == "ran"

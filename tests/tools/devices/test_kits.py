@@ -117,7 +117,7 @@ def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) 
             value["value"] = "values/other.bin"
     (kit / "kit.json").write_text(json.dumps(text))
     source = (kit / "runner.py").read_text()
-    crashes = "    part['name'] == 'first' and os.abort()\n    session, loaded"
+    crashes = "    model['name'] == 'first' and os.abort()\n    session, loaded"
     (kit / "runner.py").write_text(source.replace("    session, loaded", crashes, 1))
     done = run("verify", file, "--results", results(), "--json")
     document = json.loads(done.stdout)

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import modelexport
 from commands import run
 from modelexport.errors import RunError, UsageError
-from modelexport.runtime import part_commands
+from modelexport.runtime import runner_commands
 from modelexport.runtime.devices import find_device
 
 
@@ -78,7 +78,7 @@ def test_a_command_that_fails_is_one_line_with_its_last_words(name: str) -> None
 
 
 def test_a_command_that_does_not_answer_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_commands, "_SECONDS", 0.5)
+    monkeypatch.setattr(runner_commands, "_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(RunError, match=r"does not begin \(not done after"):
         find_device("cpu through sh -c 'sleep 30'")
@@ -87,18 +87,18 @@ def test_a_command_that_does_not_answer_ends_after_a_while(monkeypatch: pytest.M
 
 def _after_the_start(then: str) -> str:
     """A command whose Python tells that it is ready, and then does something else."""
-    return f"cpu through sh -c 'echo {part_commands.READY}; {then}' sh"
+    return f"cpu through sh -c 'echo {runner_commands.READY}; {then}' sh"
 
 
 def test_a_command_that_takes_no_input_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_commands, "_SECONDS", 0.5)
-    monkeypatch.setattr(part_commands, "_SERVE", part_commands._SERVE + "#" * (1 << 20))
+    monkeypatch.setattr(runner_commands, "_SECONDS", 0.5)
+    monkeypatch.setattr(runner_commands, "_SERVE", runner_commands._SERVE + "#" * (1 << 20))
     with pytest.raises(RunError, match=r"does not begin \(no input taken for 0.5 s\)"):
         find_device(_after_the_start("sleep 60"))
 
 
 def test_a_command_that_closes_its_output_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_commands, "_LAST_SECONDS", 0.5)
+    monkeypatch.setattr(runner_commands, "_LAST_SECONDS", 0.5)
     with pytest.raises(RunError, match="ended with signal 9 before it answered"):
         find_device(_after_the_start("exec >&- sleep 60"))
 

@@ -17,7 +17,7 @@ from exports import Exporter
 from feeds import apart, feeds_of
 from graph_texts import written
 from modelexport.errors import InputsError, UsageError
-from modelexport.runtime import part_process
+from modelexport.runtime import runner_process
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.quantize.executors import open_switched
@@ -124,15 +124,15 @@ def test_on_a_device_each_choice_is_a_model_of_its_own(exported: Exporter) -> No
 
 CRASHES = """
 import os
-from modelexport.runtime import part_runner
+from modelexport.runtime import runner
 
-def load(file, settings, real=part_runner.load):
+def load(file, settings, real=runner.load):
     if b"layers.1.mlp.down_proj.weight.transpose_quantized" in open(file, "rb").read():
         os.abort()
     return real(file, settings)
 
-part_runner.load = load
-part_runner.serve()
+runner.load = load
+runner.serve()
 """
 
 
@@ -140,7 +140,7 @@ def test_a_module_that_a_device_does_not_survive_is_named_and_the_others_are_mea
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runner.py").write_text(CRASHES)
-    monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
+    monkeypatch.setattr(runner_process.runner, "__file__", str(tmp_path / "runner.py"))
     tagged, method, told = read_tagged(exported("llama").path), method_of("int8-dynamic"), list[str]()
     feeds, units = feeds_of(exported("llama"), 1), find_units(tagged, [method])[-3:]
     with OnDevice(tagged, units, [method], feeds, "cpu", None) as device:

@@ -15,7 +15,7 @@ from modelexport.core.text import shortened
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes
+from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.devices.device_regions import Region, RegionCutter
@@ -75,7 +75,7 @@ class _DeviceCheck:
         self._tagged, self._regions, self._runs, self._bound, self._tell = tagged, regions, runs, bound, tell
         self.looked_at: dict[str, RegionReport] = {}
         self._root = next(iter(tagged.calls)).call
-        self._result = PartResult(status="failed")
+        self._result = RunnerResult(status="failed")
         """That of the whole."""
 
     def whole(self) -> RegionReport:
@@ -143,12 +143,12 @@ class _DeviceCheck:
             return False
         return region is not None and self._judged(region, self._runs.run(region), call).is_faulty
 
-    def _note(self, region: Region, result: PartResult, call: ModuleCall, **more: Any) -> RegionReport:
+    def _note(self, region: Region, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
         report = self._judged(region, result, call, **more)
         self.looked_at[f"{call} {more['node_names']}" if more else str(call)] = report
         return report
 
-    def _judged(self, region: Region, result: PartResult, call: ModuleCall, **more: Any) -> RegionReport:
+    def _judged(self, region: Region, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
         status, rounding = judge(region, result, self._runs.device, self._bound)
         if status in ("failed", "crashed", "hung") and self._result.status == "ran":
             status = "not compared"  # as a part of the whole it runs

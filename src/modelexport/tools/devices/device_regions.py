@@ -19,8 +19,8 @@ from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.regions.cut_pieces import outputs_of
 from modelexport.regions.graph_cutter import Cut, Cutter
 from modelexport.regions.inferred_types import infer_types
-from modelexport.runtime.part_process import largest
-from modelexport.runtime.part_runner import output_error
+from modelexport.runtime.runner import output_error
+from modelexport.runtime.runner_process import largest
 from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile

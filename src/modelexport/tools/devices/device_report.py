@@ -8,7 +8,7 @@ import msgspec
 
 from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.runtime.devices import Device
-from modelexport.runtime.part_process import PartResult
+from modelexport.runtime.runner_process import RunnerResult
 
 RegionStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
 """``rounding``: beyond the bound, and no further off than the type of the device is on the CPU."""
@@ -153,6 +153,6 @@ class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
             yield region.address or ".", region.status, error_text(region.error), error_text(region.rounding)
 
 
-def count_nodes(result: PartResult) -> dict[str, int]:
+def count_nodes(result: RunnerResult) -> dict[str, int]:
     """Providers to the number of nodes that they run."""
     return {provider: sum(map(len, graphs)) for provider, graphs in result.nodes.items()}

@@ -16,7 +16,7 @@ import msgspec
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.part_process import LIMIT
+from modelexport.runtime.runner_process import LIMIT
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport

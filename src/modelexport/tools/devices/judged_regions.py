@@ -6,7 +6,7 @@ from typing import Protocol
 
 from modelexport.errors import UsageError
 from modelexport.runtime.devices import Device
-from modelexport.runtime.part_process import PartResult
+from modelexport.runtime.runner_process import RunnerResult
 from modelexport.tools.devices.device_regions import Region
 from modelexport.tools.devices.device_report import RegionStatus
 
@@ -22,11 +22,11 @@ class RegionRunner(Protocol):
     runs_any_region: bool
     """Whether it can run any region of nodes."""
 
-    def run(self, region: Region, *, log: bool = False) -> PartResult:
+    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
         """Run a region."""
 
 
-def judge(region: Region, result: PartResult, device: Device, bound: float) -> tuple[RegionStatus, float | None]:
+def judge(region: Region, result: RunnerResult, device: Device, bound: float) -> tuple[RegionStatus, float | None]:
     """The status of a region, and what its type costs on the CPU if it is beyond the bound.
 
     An error that ONNX Runtime has on the CPU as well, as in a quantized region, is not blamed on the device: the

@@ -21,10 +21,10 @@ from modelexport.files.linked_weights import data_files
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.path_or_model import Source
 from modelexport.files.regular_files import read_regular
-from modelexport.runtime import part_runner
+from modelexport.runtime import runner
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.devices import CPU, Device, described
-from modelexport.runtime.part_process import PartResult, write_part
+from modelexport.runtime.runner_process import RunnerResult, write_for_runner
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import Region, RegionCutter
@@ -32,7 +32,7 @@ from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
 
-_RUNNERS = {"runner.py": Path(part_runner.__file__)}
+_RUNNERS = {"runner.py": Path(runner.__file__)}
 _RUNNERS |= {name: Path(__file__).with_name(name) for name in ("runner.mjs", "index.html")}
 _AGAIN = "run the runner of the kit again"
 _OF_OTHERS = "was made from another file or with other inputs: run a kit of this file, or give its --inputs"
@@ -62,7 +62,7 @@ class KitResults(msgspec.Struct, frozen=True):
 
     kit: KitOf
     device: Device
-    parts: dict[str, PartResult]
+    parts: dict[str, RunnerResult]
 
 
 def write_kit(
@@ -149,7 +149,7 @@ class _ResultsOfKit:
     def __init__(self, results: KitResults) -> None:
         self.device, self._parts = described(results.device), results.parts
 
-    def run(self, region: Region, *, log: bool = False) -> PartResult:
+    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
         """The result of a part.
 
         Raises:
@@ -166,7 +166,7 @@ class _ResultsOfKit:
 
 def _write(region: Region, folder: Path, number: int) -> dict[str, Any]:
     how = {"name": region.name, "stem": f"part{number}", "values": "values"}
-    return write_part(region.model, region.inputs, region.outputs, folder, **how)
+    return write_for_runner(region.model, region.inputs, region.outputs, folder, **how)
 
 
 def _digest(tagged: TaggedFile, feeds: Mapping[str, Any]) -> str:

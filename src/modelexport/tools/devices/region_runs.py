@@ -5,18 +5,18 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from modelexport.runtime.part_process import PartProcess, PartResult, write_part
+from modelexport.runtime.runner_process import RunnerProcess, RunnerResult, write_for_runner
 from modelexport.tools.devices.device_regions import Region
 
 
-class RegionRuns(PartProcess):
+class RegionRuns(RunnerProcess):
     """A device that regions run on, each in a folder that is removed again."""
 
     runs_any_region = True
 
-    def run(self, region: Region, *, log: bool = False) -> PartResult:
-        """Run a region, or read its result from the cache; ``log`` as :meth:`PartProcess.run_part` has it."""
+    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
+        """Run a region, or read its result from the cache; ``log`` as :meth:`RunnerProcess.run_model` has it."""
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             folder = Path(name)
-            part = write_part(region.model, region.inputs, region.outputs, folder, name=region.name)
-            return self.run_part(folder, part, log=log)
+            written = write_for_runner(region.model, region.inputs, region.outputs, folder, name=region.name)
+            return self.run_model(folder, written, log=log)

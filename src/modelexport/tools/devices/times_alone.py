@@ -11,7 +11,7 @@ from modelexport.core.timed_stages import with_progress
 from modelexport.errors import RunError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.part_process import LIMIT
+from modelexport.runtime.runner_process import LIMIT
 from modelexport.tables.columns import Column, Kind
 from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged

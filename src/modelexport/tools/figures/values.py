@@ -19,7 +19,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.node_owners import owner_of, place_of
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.part_process import PartProcess
+from modelexport.runtime.runner_process import RunnerProcess
 from modelexport.runtime.values_on_device import values_there
 from modelexport.tables import columns
 from modelexport.tables.columns import Column, Figure, Kind
@@ -160,7 +160,7 @@ def values(
     if where.is_this_processor:
         found = measure_values(tagged, runs)
     else:
-        with PartProcess(where) as process:
+        with RunnerProcess(where) as process:
             found = measure_values(tagged, runs, partial(values_there, tagged.model, process))
         source += f", on {where}"
     table = value_table(tagged, found)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.errors import RunError
 from modelexport.runtime.devices import find_device
-from modelexport.runtime.part_process import PartProcess, write_part
+from modelexport.runtime.runner_process import RunnerProcess, write_for_runner
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.methods import Method
 from modelexport.tools.quantize.quantize import calibrate, quantize_model
@@ -40,7 +40,7 @@ class OnDevice(SwitchableSession):
             UsageError: As :class:`SwitchableSession`, or this machine does not have the device.
         """
         self._tagged = tagged
-        self._process = PartProcess(find_device(device))
+        self._process = RunnerProcess(find_device(device))
         self._models = 0
         self._current: tuple[object, Callable[[Mapping[str, Any]], Any]] = None, lambda feeds: None
         try:
@@ -90,11 +90,13 @@ class OnDevice(SwitchableSession):
 
         def run(feeds: Mapping[str, Any]) -> Any:
             shapes = "_".join("x".join(map(str, np.shape(array))) for array in feeds.values())
-            part = write_part(model, feeds, {self.output: None}, folder, name="quantized", stem=f"model_{shapes}")
-            result = self._process.run_part(folder, part)
+            written = write_for_runner(
+                model, feeds, {self.output: None}, folder, name="quantized", stem=f"model_{shapes}"
+            )
+            result = self._process.run_model(folder, written)
             if result.status != "ran":
                 self.failure = f"{result.status}: {result.message}"
                 return None
-            return np.load(folder / part["outputs"][0]["save"])
+            return np.load(folder / written["outputs"][0]["save"])
 
         return [run]

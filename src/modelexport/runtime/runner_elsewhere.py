@@ -1,4 +1,4 @@
-"""What runs behind a command, sent there after :mod:`.part_runner`, whose functions it calls by their names.
+"""What runs behind a command, sent there after :mod:`.runner`, whose functions it calls by their names.
 
 Each job is a line of JSON with the contents of its files; each answer is one with those that the job saved.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from modelexport.runtime.part_runner import load, run_part
+from modelexport.runtime.runner import load, run_model
 
 
 def serve_elsewhere() -> None:
@@ -32,9 +32,9 @@ def serve_elsewhere() -> None:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / file).write_bytes(base64.b64decode(content))
             try:
-                result = facts() if "facts" in job else run_part(folder, job["part"], job["device"])
+                result = facts() if "facts" in job else run_model(folder, job["model"], job["device"])
                 result["status"] = "ran"
-                saved = [value["save"] for value in job.get("part", {}).get("outputs", []) if "save" in value]
+                saved = [value["save"] for value in job.get("model", {}).get("outputs", []) if "save" in value]
                 result["saved"] = {file: base64.b64encode((folder / file).read_bytes()).decode() for file in saved}
             except Exception as error:
                 result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}

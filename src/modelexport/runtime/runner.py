@@ -1,4 +1,4 @@
-"""Runs the parts of a kit on a device, each in a process of its own, and writes results.json.
+"""Runs the models of a kit on a device, each in a process of its own, and writes results.json.
 
     python runner.py [PROVIDER] [OPTION=VALUE ...] [plugin:PACKAGE] [limit:SECONDS]
 
@@ -37,18 +37,18 @@ def load(file: str, settings: str) -> Any:
     return ort.InferenceSession(file, options, enable_fallback=0), time.perf_counter() - began
 
 
-def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
-    """Load a part and run it; returns the errors of its outputs, its nodes by provider, and seconds."""
-    session, loaded = load(str(folder / part["file"]), json.dumps(device))
-    feeds = {value["name"]: read_value(folder, value) for value in part["inputs"]}
+def run_model(folder: Path, model: Any, device: Any) -> dict[str, Any]:
+    """Load a model and run it; returns the errors of its outputs, its nodes by provider, and seconds."""
+    session, loaded = load(str(folder / model["file"]), json.dumps(device))
+    feeds = {value["name"]: read_value(folder, value) for value in model["inputs"]}
     seconds, nodes, errors = list[float](), dict[str, Any](), dict[str, Any]()
     while not seconds or (len(seconds) < 5 and sum(seconds) < 0.2):
         began = time.perf_counter()
-        results = session.run([value["name"] for value in part["outputs"]], feeds)
+        results = session.run([value["name"] for value in model["outputs"]], feeds)
         seconds.append(time.perf_counter() - began)
     for graph in getattr(session, "get_provider_graph_assignment_info", list)():
         nodes.setdefault(graph.ep_name, []).append([node.name for node in graph.get_nodes()])
-    for value, result in zip(part["outputs"], results, strict=False):  # it gives all if none are asked for
+    for value, result in zip(model["outputs"], results, strict=False):  # it gives all if none are asked for
         if "save" in value:
             np.save(folder / value["save"], result)
         else:
@@ -83,14 +83,14 @@ def serve() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            result = run_part(Path(job["folder"]), job["part"], job["device"]) | {"status": "ran"}
+            result = run_model(Path(job["folder"]), job["model"], job["device"]) | {"status": "ran"}
         except Exception as error:
             result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}
         print(json.dumps(result), file=answers, flush=True)
 
 
-def run_apart(part: Any, device: Any, limit: float) -> Any:
-    job = json.dumps({"folder": str(HERE), "part": part, "device": device})
+def run_apart(model: Any, device: Any, limit: float) -> Any:
+    job = json.dumps({"folder": str(HERE), "model": model, "device": device})
     how: Any = {"input": job, "capture_output": True, "text": True, "timeout": limit}
     try:
         done = subprocess.run([sys.executable, __file__, "--serve"], check=False, **how)
@@ -109,7 +109,7 @@ def run_kit(words: list[str]) -> None:
     if "plugin" in settings:
         device["library"] = importlib.import_module(settings["plugin"]).get_library_path()
     kit, limit = json.loads((HERE / "kit.json").read_text()), float(settings.get("limit", 300))
-    parts = {part["name"]: run_apart(part, device, limit) for part in kit["parts"]}
+    parts = {model["name"]: run_apart(model, device, limit) for model in kit["parts"]}
     results = {"kit": kit["kit"], "device": device, "parts": parts}
     (HERE / "results.json").write_text(json.dumps(results, indent=1))
 

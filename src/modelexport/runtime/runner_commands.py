@@ -1,6 +1,6 @@
-"""A Python behind a command (``ssh board``, ``docker run -i IMAGE``, ``qemu-x86_64 -cpu Haswell``) that runs parts.
+"""A Python behind a command (``ssh board``, ``docker run -i IMAGE``, ``qemu-x86_64 -cpu Haswell``) that runs models.
 
-Python 3 with numpy and onnxruntime has to be there. No folder is shared: the runner, the files of parts and their
+Python 3 with numpy and onnxruntime has to be there. No folder is shared: the runner, the files of models and their
 results go through standard input and output, and files are in a temporary folder there that is removed.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import shortened
 from modelexport.errors import RunError
-from modelexport.runtime import elsewhere_runner, part_runner
+from modelexport.runtime import runner, runner_elsewhere
 
 READY = "modelexport is ready"
 _START = (
@@ -69,7 +69,7 @@ class CommandProcess:
         self._begin()
 
     def _begin(self) -> None:
-        source, problem = _SERVE.format(_sent(part_runner) + _sent(elsewhere_runner)).encode(), ""
+        source, problem = _SERVE.format(_sent(runner) + _sent(runner_elsewhere)).encode(), ""
         for python in _PYTHONS:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             words = [*self.command, python, "-i", "-u"]

@@ -26,19 +26,19 @@ from modelexport.files.atomic_writing import scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import inputs_and_results
-from modelexport.runtime import part_runner
+from modelexport.runtime import runner
 from modelexport.runtime.devices import Device
-from modelexport.runtime.part_commands import CommandProcess
+from modelexport.runtime.runner_commands import CommandProcess
 
-_PLACE = re.compile(r"(Load model from )?\S*part\.onnx")
+_PLACE = re.compile(r"(Load model from )?\S*model\.onnx")
 LIMIT = 300.0
-"""Seconds that a part may take."""
+"""Seconds that a model may take."""
 State = Literal["ran", "failed", "crashed", "hung"]
 """``failed``: ONNX Runtime raised an error; ``crashed``: its process ended; ``hung``: it was not done in time."""
 
 
-class PartResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a part on a device."""
+class RunnerResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a model on a device."""
 
     status: State
     message: str = ""
@@ -62,11 +62,11 @@ def largest(errors: Iterable[float | None]) -> float:
     return max((float("inf") if error is None else error for error in errors), default=0.0)
 
 
-class PartProcess:
-    """A process that runs parts on a device, one after the other; a context manager.
+class RunnerProcess:
+    """A process that runs models on a device, one after the other; a context manager.
 
     Args:
-        limit: Seconds that a part may take.
+        limit: Seconds that a model may take.
         keep: Whether results are read from and written to the cache of the user.
     """
 
@@ -78,9 +78,9 @@ class PartProcess:
         self._stack = ExitStack()
         self._log = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the stack
         self.folder = _own_folder(self._stack)
-        """Where parts are written; a killed run leaves it, and the next run removes it."""
+        """Where models are written; a killed run leaves it, and the next run removes it."""
         self.measured = 0
-        """The number of parts that were run, and not read from the cache."""
+        """The number of models that were run, and not read from the cache."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,15 +89,15 @@ class PartProcess:
         self._end()
         self._stack.close()
 
-    def run_part(self, folder: Path, part: Mapping[str, Any], *, log: bool = False) -> PartResult:
-        """Run a part, or read its result from the cache.
+    def run_model(self, folder: Path, model: Mapping[str, Any], *, log: bool = False) -> RunnerResult:
+        """Run a model, or read its result from the cache.
 
         Args:
-            part: What :func:`write_part` returned.
+            model: What :func:`write_for_runner` returned.
             log: Whether what the provider says of the nodes that it refuses is wanted.
         """
         device = {**msgspec.to_builtins(self.device), "log": 0 if log else 4}
-        key, place = hashlib.sha256(json.dumps([part, device, __version__]).encode()), None
+        key, place = hashlib.sha256(json.dumps([model, device, __version__]).encode()), None
         if self._keep:
             for file in sorted(folder.rglob("*")):
                 key.update(file.read_bytes())
@@ -105,7 +105,7 @@ class PartProcess:
             if (kept := _cached_result(place)) is not None:
                 return kept
         self.measured += 1
-        job = {"folder": str(folder), "part": part, "device": device}
+        job = {"folder": str(folder), "model": model, "device": device}
         alone = self._ran == 0
         result = self._answer(dict(job))
         if result.status == "crashed" and not alone:  # what ran before may have damaged the process
@@ -115,11 +115,11 @@ class PartProcess:
                 place.write_bytes(msgspec.json.encode(result))
         return result
 
-    def _answer(self, job: dict[str, Any]) -> PartResult:
+    def _answer(self, job: dict[str, Any]) -> RunnerResult:
         return self._answer_behind(job) if self.device.through else self._answer_here(json.dumps(job))
 
-    def _answer_behind(self, job: dict[str, Any]) -> PartResult:
-        """The same behind a command: the files of the part are sent there, and those that it saves come back."""
+    def _answer_behind(self, job: dict[str, Any]) -> RunnerResult:
+        """The same behind a command: the files of the model are sent there, and those that it saves come back."""
         folder = Path(job.pop("folder"))
         files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         try:
@@ -128,12 +128,12 @@ class PartProcess:
             answer = self._command.run(job, files, self._limit)
         except (RunError, TimeoutError) as error:
             self._end()
-            return PartResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
+            return RunnerResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
         for name, content in answer.pop("saved", {}).items():
             (folder / name).write_bytes(base64.b64decode(content))
-        return msgspec.convert(answer, PartResult)
+        return msgspec.convert(answer, RunnerResult)
 
-    def _answer_here(self, job: str) -> PartResult:
+    def _answer_here(self, job: str) -> RunnerResult:
         process = self._process or self._begin()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -146,7 +146,7 @@ class PartProcess:
             process.stdin.flush()
             if not select.select([process.stdout], [], [], self._limit)[0]:
                 self._end()
-                return PartResult(status="hung", message=f"not done after {self._limit:g} s")
+                return RunnerResult(status="hung", message=f"not done after {self._limit:g} s")
             line = process.stdout.readline()
         except BrokenPipeError:
             pass
@@ -154,14 +154,14 @@ class PartProcess:
             code = process.wait()
             self._end()
             ending = f"signal {-code}" if code < 0 else f"status {code}"
-            return PartResult(status="crashed", message=f"the process ended with {ending}")
+            return RunnerResult(status="crashed", message=f"the process ended with {ending}")
         self._log.seek(0)
-        result = msgspec.json.decode(line, type=PartResult)
+        result = msgspec.json.decode(line, type=RunnerResult)
         text = self._log.read().decode(errors="replace")
-        return msgspec.structs.replace(result, log=text, message=_PLACE.sub("the part", result.message))
+        return msgspec.structs.replace(result, log=text, message=_PLACE.sub("the model", result.message))
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, part_runner.__file__, "--serve"]
+        command = [sys.executable, runner.__file__, "--serve"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0
         )
@@ -177,7 +177,7 @@ class PartProcess:
 
 
 def _cache() -> Path:
-    """The folder of the user for results and for parts while they run."""
+    """The folder of the user for results and for models while they run."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "modelexport", "devices")
 
 
@@ -190,22 +190,22 @@ def _own_folder(stack: ExitStack) -> Path:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modelexport-device-")))
 
 
-def _cached_result(place: Path) -> PartResult | None:
+def _cached_result(place: Path) -> RunnerResult | None:
     """The result in a file of the cache; ``None`` if it is not there, or damaged."""
     try:
-        return msgspec.json.decode(place.read_bytes(), type=PartResult)
+        return msgspec.json.decode(place.read_bytes(), type=RunnerResult)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def write_part(
+def write_for_runner(
     model: ir.Model,
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
     folder: Path,
     *,
     name: str,
-    stem: str = "part",
+    stem: str = "model",
     values: str = "",
 ) -> dict[str, Any]:
     """Write a model with its values; returns its entry in ``kit.json``.
@@ -214,7 +214,7 @@ def write_part(
 
     Args:
         outputs: Names of outputs to the right arrays, or to ``None``: then the runner saves what it computes.
-        name: The name of the part.
+        name: The name of the model.
         values: The folder of the values in ``folder``.
     """
     save_model(with_sizes(model, inputs), folder / f"{stem}.onnx")
