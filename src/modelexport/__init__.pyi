@@ -6,9 +6,9 @@ from modelexport.exporting.export_result import ExportResult as ExportResult
 from modelexport.exporting.pipeline import export as export
 from modelexport.lineage.adoption import adopt as adopt
 from modelexport.lineage.retagging import retag as retag
-from modelexport.packages.entry_points import Part as Part
 from modelexport.packages.measured_parts import cost_parts as cost_parts
 from modelexport.packages.measured_parts import profile_parts as profile_parts
+from modelexport.packages.named_parts import Part as Part
 from modelexport.packages.package_export import PackageResult as PackageResult
 from modelexport.packages.package_export import export_package as export_package
 from modelexport.packages.package_kinds import verify_package as verify_package

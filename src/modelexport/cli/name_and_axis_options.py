@@ -40,7 +40,7 @@ class NamedParts:
         Raises:
             UsageError: A name is given twice, or another option is of a part that is not named.
         """
-        from modelexport.packages.entry_points import Part
+        from modelexport.packages.named_parts import Part
 
         named = parsed_pairs("--part", self.part)
         if len(named) < len(self.part):

@@ -103,7 +103,7 @@ TOOLS = (
     _tool("pipelines", kind="pipeline_kind:KIND"),
     _tool("sentences", kind="sentence_kind:KIND"),
     _tool("generate", kind="generation_kind:KIND"),
-    _tool("entry_points", kind="entry_point_kind:KIND"),
+    _tool("named_parts", kind="named_parts_kind:KIND"),
 )
 
 

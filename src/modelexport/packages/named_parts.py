@@ -1,7 +1,5 @@
 """Parts that a person names: methods of a model or of a module in it, and functions of the model.
 
-Entry points of other packages, which add commands, are another thing: see :mod:`modelexport.tools`.
-
 Each part is the whole model with another ``forward``, so that modules and entries keep their names in every part.
 """
 

@@ -10,7 +10,7 @@ from modelexport.terminal.show_verification import format_verify
 from modelexport.traces.array_differences import worst
 
 
-class EntryPointReport(PartReports, frozen=True, kw_only=True):
+class NamedPartsReport(PartReports, frozen=True, kw_only=True):
     """The comparison of a package of named parts with its model."""
 
     runs: list[PartRun]
@@ -28,7 +28,7 @@ class EntryPointReport(PartReports, frozen=True, kw_only=True):
         return [run.part for run in self.runs for output in run.outputs if output.status == "differ"]
 
 
-def format_entry_points(report: EntryPointReport) -> str:
+def format_named_parts(report: NamedPartsReport) -> str:
     """Each part as ``verify`` shows a file, a line for each run, and a summary."""
     rows: list[tuple[object, ...]] = [("PART", "INPUTS", "STEP", "STATUS", "LARGEST ERROR", "")]
     for run in report.runs:

@@ -19,14 +19,14 @@ from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import PackageOptions
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.format.package_manifest import Manifest, PartEntry
-from modelexport.packages.entry_points import Part, PartLike, as_part, method_name, named_parts
 from modelexport.packages.input_and_axis_names import plain_names
 from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.named_parts import Part, PartLike, as_part, method_name, named_parts
 from modelexport.packages.package_kinds import PackageKind, verify_parts
 from modelexport.packages.part_runs import compare_chain, compare_steps, first_fault, state_of
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.tagged.package import Package
-from modelexport.tools.entry_points.entry_point_report import EntryPointReport, format_entry_points
+from modelexport.tools.named_parts.named_parts_report import NamedPartsReport, format_named_parts
 from modelexport.weights.bytes_of_entries import Weights
 
 INPUTS = "inputs.safetensors"
@@ -34,7 +34,7 @@ INPUTS = "inputs.safetensors"
 _IN = "/"
 
 
-class EntryPointKind(PackageKind):
+class NamedPartsKind(PackageKind):
     """Named methods of a model, or of modules in it, and functions of the model.
 
     Args:
@@ -57,7 +57,7 @@ class EntryPointKind(PackageKind):
             )
 
     def with_parts(self, parts: Mapping[str, PartLike]) -> PackageKind:
-        return EntryPointKind(parts)
+        return NamedPartsKind(parts)
 
     def forms(
         self,
@@ -71,7 +71,7 @@ class EntryPointKind(PackageKind):
             raise UsageError("no part is named: give --part NAME=METHOD, or parts={NAME: METHOD}")
         return [[*named_parts(model, self.with_inputs(inputs).parts, directory)]]
 
-    def with_inputs(self, inputs: Any) -> EntryPointKind:
+    def with_inputs(self, inputs: Any) -> NamedPartsKind:
         """This kind with example inputs that a caller gave by part: tensors, descriptions of them, or whole parts."""
         given: Mapping[str, Any] = inputs if isinstance(inputs, Mapping) else {}
         if unknown := [name for name in given if name not in self.parts]:
@@ -81,7 +81,7 @@ class EntryPointKind(PackageKind):
             for name, part in self.parts.items()
             if name in given
         }
-        return EntryPointKind(self.parts | parts)
+        return NamedPartsKind(self.parts | parts)
 
     def name_values(self, exported: Exported) -> Exported:
         inputs, outputs = plain_names(exported)
@@ -136,7 +136,7 @@ class EntryPointKind(PackageKind):
             filter(None, (first_fault(runs) for runs in _steps(parts, manifest, files))), ""
         )
 
-    def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> EntryPointReport:
+    def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> NamedPartsReport:
         inputs = _stored_inputs(package) | dict(inputs or {})
         entries = {entry.name: entry for entry in package.manifest.parts}
         for entry in entries.values():
@@ -145,17 +145,17 @@ class EntryPointKind(PackageKind):
                     f"{entry.name} was exported from a function: give it again, "
                     f"verify_package(model, {{{entry.name!r}: Part(method=...)}}, {str(package.folder)!r})"
                 )
-        known = EntryPointKind(
+        known = NamedPartsKind(
             {name: Part(method=e.method, outputs=e.returns or None, state=e.state) for name, e in entries.items()}
         )
         parts = [*named_parts(model, known.with_inputs(inputs).parts)]
         reports = verify_parts(parts, package, **how).parts
         runs = [*compare_chain(parts, package.files)]
         runs += [run for steps in _steps(parts, package.manifest, package.files) for run in steps]
-        return EntryPointReport(parts=dict(reports), runs=runs)
+        return NamedPartsReport(parts=dict(reports), runs=runs)
 
     def text_of_report(self, report: Any) -> str:
-        return format_entry_points(report)
+        return format_named_parts(report)
 
 
 def _constants_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -237,4 +237,4 @@ def _steps(parts: Sequence[ModelPart], manifest: Manifest, files: Mapping[str, P
             yield compare_steps(made[entry.name], entry.state, files[entry.name])
 
 
-KIND = EntryPointKind()
+KIND = NamedPartsKind()
