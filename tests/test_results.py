@@ -289,8 +289,8 @@ def test_help_shows_every_option_of_an_export() -> None:
     shown = set(inspect.signature(modelexport.export_package).parameters)
     groups = vars(Options()).values()
     assert {field.name for group in groups for field in dataclasses.fields(group)} - shown == {
-        "interface", "row", "source", "sizes", "checked"
-    }, "only these are left to the code of this package"  # fmt: skip
+        "interface", "source", "sizes"
+    }, "only these are for Python alone"  # fmt: skip
     text = pydoc.render_doc(modelexport.export, renderer=pydoc.plaintext)
     assert "sizes: bool = False" in text
     assert "dynamic: bool = False" in text

@@ -69,15 +69,11 @@ class ExportChecks:
         options, stages, staged = self.options, self.stages, self.staged
         if not options.checks.any:
             return check, verified, sizes
-        from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
         from modelexport.verify.verify import (
             record_reference,  # nothing else in an export needs ONNX Runtime
             verify,
         )
 
-        self.inputs = self.captured.example
-        if options.checks.checked is not None:
-            self.inputs = prepare_inputs(self.model, options.checks.checked).inputs
         with beside(staged, self.path.parent):
             if options.checks.check:
                 with stages("check"):
@@ -95,12 +91,12 @@ class ExportChecks:
             kept, source = options.checks.reference, options.weights.lent
             if options.checks.verify:
                 with stages("verify"), runnable(staged, options.tags.tags_as) as file:
-                    verified = verify(self.model, self.inputs, file, sidecar=self.hierarchy, weights=source)
+                    verified = verify(self.model, self.captured.example, file, sidecar=self.hierarchy, weights=source)
             if kept:
                 with stages("reference values"):
                     record_reference(
                         self.model,
-                        self.inputs,
+                        self.captured.example,
                         staged,
                         modules=() if isinstance(kept, bool) else kept,
                         sidecar=self.hierarchy,
@@ -120,7 +116,7 @@ class ExportChecks:
             # onnx.checker does not know ONNX Runtime's operators in the standard domain.
             if not self.weights.linked and not options.graph.fuse and (fault := _invalid(file)):
                 return FileCheck(status="failed", step="onnx.checker", reason=fault), sizes
-            wide, example = self.captured.inputs, self.inputs
+            wide, example = self.captured.inputs, self.captured.example
             if not self.captured.wide:
                 wide = example
             sides = Sides.of(ModelRuns(self.model), wide, open_for(self.model, file))

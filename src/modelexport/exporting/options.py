@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FuseFor = Literal["ort-cpu", "ort-cuda"]
 """The runtime that nodes are fused for."""
-"""One graph, the parts that ``generate`` runs, the parts of a pipeline, or the one of these that fits the model."""
 NodeNames = Literal["exporter", "path"]
 
 
@@ -63,8 +62,6 @@ class GraphOptions:
     fuse: FuseFor | None = option(
         None, "Fuse nodes into operators that only ONNX Runtime has, for its CPU or CUDA provider."
     )
-    row: str | None = None
-    """The symbol of the batch, if the graph may refuse several new tokens after a cache for more than one row."""
 
 
 AccuracyLevel = Literal["exact", "fast"]
@@ -151,9 +148,11 @@ class WeightOptions:
         "link: leave them in MODEL's safetensors files; copy: write FILE.onnx.data; none: leave them out; "
         "auto: embed up to 1 GB, above link if MODEL has safetensors files, otherwise copy.",
     )
-    source: "Weights | None" = None
-    """The places of the weights of a model that was built without them
-    (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
+    source: "Weights | None" = option(
+        None,
+        "The weights of a model that ``modelexport.pytorch.loading.load_model(..., weights='files')`` made.",
+        only_python=True,
+    )
 
     @property
     def lent(self) -> "Weights | None":
@@ -182,9 +181,6 @@ class CheckOptions:
         "Fail if the file fixes the size of any dynamic axis; otherwise only a named axis has to be dynamic, and "
         "others become fixed.",
         only_python=True,
-    )
-    checked: Mapping[str, Any] | Sequence[Any] | None = option(
-        None, "Inputs to check and verify with, if the file does not accept the example inputs.", only_python=True
     )
 
     @property

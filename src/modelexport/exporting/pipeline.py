@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 
 @with_keywords_of(*Options().of_a_file, only_python=True)
-@exclusive
-@only_new_garbage()
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any] | Tensor,
@@ -88,7 +86,24 @@ def export(
     """
     if path is None:
         raise UsageError("there is no path: give export(model, inputs, path), for example with example_inputs(model)")
-    path, stages, options = Path(path), stages or Stages(progress), (options or Options()).replaced_by(keywords)
+    options, stages = (options or Options()).replaced_by(keywords), stages or Stages(progress)
+    return export_with(model, inputs, Path(path), options, stages, name=name, remarks=remarks)
+
+
+@exclusive
+@only_new_garbage()
+def export_with(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any] | Tensor,
+    path: Path,
+    options: Options,
+    stages: Stages,
+    *,
+    name: str | None = None,
+    remarks: Sequence[str] = (),
+    one_row: steps.OneRow | None = None,
+) -> ExportResult:
+    """Export a model with all options in one value, as :func:`export` does; ``one_row`` is of a part of a package."""
     options.check_together()
     check_writable(path)
     if options.tags.dag_dir is not None:
@@ -99,7 +114,7 @@ def export(
         if isinstance(options.capture.interface, RequestedNames):
             options.capture.interface.check_named_axes(arguments_by_name(model, prepared.inputs))
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
-    job = _Job(model, given, prepared, path, name, options, stages, unrepeatable, remarks)
+    job = _Job(model, given, prepared, path, name, options, stages, unrepeatable, remarks, one_row)
     result = first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
     for line in (*result.limits, *result.notes):
         warn_caller(line, LimitedFileWarning)
@@ -120,6 +135,7 @@ class _Job:
     stages: Stages
     unrepeatable: Sequence[Unrepeatable]
     remarks: Sequence[str]
+    one_row: steps.OneRow | None
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
         """Export with a front end, again while axes turn out to be fixed. The files are moved into place at the end."""
@@ -145,7 +161,8 @@ class _Job:
         """The inputs of the capture, whose axes have another size than one where that can be dynamic."""
         capture, names = self.options.capture, self.options.capture.interface
         if not capture.dynamic or not (names is None or isinstance(names, RequestedNames)):
-            return CaptureInputs(self.prepared.inputs, self.prepared.inputs)
+            checked = self.prepared if self.one_row is None else prepare_inputs(self.model, self.one_row.inputs)
+            return CaptureInputs(checked.inputs, self.prepared.inputs)
         kept = kept_tensors(self.model, self.inputs, tuple(self.prepared.constants))
         has_weights = self.options.weights.lent is None
         wide, sizes = widened(self.model, self.inputs, kept=kept, ones=ones, runs=has_weights)
@@ -188,7 +205,7 @@ class _Job:
                 *exported.messages,
                 *(steps.optimize_exported(exported, before) if options.graph.optimized else ()),
             ]
-            fused = steps.fuse(exported, before, tree, options.graph)
+            fused = steps.fuse(exported, before, tree, options.graph, self.one_row)
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags, fused)
         with checked_and_replaced(check=False) as replacement:

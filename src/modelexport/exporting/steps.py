@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -54,6 +54,16 @@ from modelexport.weights.linked_copied_embedded import WeightsSummary, save_with
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """A graph that, once it is fused, takes several new tokens after a cache for a batch of one row only."""
+
+    batch: str
+    """The symbol of the batch."""
+    inputs: Mapping[str, Any]
+    """Inputs of one row, which the file is checked with."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +134,16 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
     return messages
 
 
-def fuse(exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: GraphOptions) -> Fused | None:
+def fuse(
+    exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: GraphOptions, one_row: OneRow | None
+) -> Fused | None:
     """Fuse an optimized graph in place, and assign every node its owner."""
     if wanted.fuse is None:
         return None
     graph = exported.model
     nodes = sum(1 for _ in all_nodes(graph))
     present = derive_owners(before.source, graph)
-    now = fuse_graph(graph, wanted.fuse, row=wanted.row)
+    now = fuse_graph(graph, wanted.fuse, row=one_row.batch if one_row is not None else None)
     values = {name: now[value.name] for name, value in present.items() if value.name and value.name in now}
     return Fused(
         values,

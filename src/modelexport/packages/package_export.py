@@ -18,7 +18,8 @@ from modelexport.core.timed_stages import Stages, with_progress
 from modelexport.errors import CaptureError, CheckError, ModelExportError, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Options, PackageOptions
-from modelexport.exporting.pipeline import export
+from modelexport.exporting.pipeline import export_with
+from modelexport.exporting.steps import OneRow
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
@@ -210,13 +211,11 @@ def _export_each(
             "weights": "link",
             "source": shared[part.name],
         }
-        if options.graph.fuse is not None and part.row is not None:
-            # Fused, it refuses several new tokens after a cache for more than one row.
-            keywords |= {"row": BATCH, "checked": part.row}
+        one_row = OneRow(BATCH, part.row) if options.graph.fuse is not None and part.row is not None else None
         linked = replace(options, package=PackageOptions()).replaced_by(keywords)
         try:
-            results[part.name] = export(
-                part.model, part.inputs, folder / part.path, name=name, options=linked, stages=own_stages
+            results[part.name] = export_with(
+                part.model, part.inputs, folder / part.path, linked, own_stages, name=name, one_row=one_row
             )
         except (CaptureError, CheckError) as error:
             if not part.optional:
