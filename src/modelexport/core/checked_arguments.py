@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from types import SimpleNamespace, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from modelexport.core.text import shortened
 from modelexport.errors import UsageError
@@ -53,7 +53,8 @@ def with_checked_arguments(function: _Function) -> _Function:
 
 def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
     try:
-        return get_type_hints(SimpleNamespace(__annotations__={"": annotation}), {}, names)[""]
+        # `typing.get_type_hints` copies the names into a plain dictionary from Python 3.14 on, which has no defaults.
+        return eval(annotation, {}, names) if isinstance(annotation, str) else annotation
     except (AttributeError, TypeError):  # of a module that is missing, or of the name of a type
         return Any
 
