@@ -102,10 +102,10 @@ def _if_any(asked: Callable[[int], bool]) -> bool | None:
 
 
 class _StandIns(TorchFunctionMode):
-    """Gives Python, where it reads what was selected, a tensor that stands for it.
+    """Gives Python constants where it reads the values of a mask: some elements are selected, and not all.
 
-    The indices of what is selected on an axis are those of all elements; that any is selected is true, that all are is
-    false. What is computed from these alone has such a tensor, too.
+    ``any`` of the mask is true, ``all`` is false, and ``nonzero`` has the indices of all elements. What is
+    computed from these alone is such a constant, too.
     """
 
     def __init__(self, presumed: Presumed) -> None:

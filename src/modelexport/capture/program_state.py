@@ -43,7 +43,7 @@ class ProgramState:
         return self._has[value]
 
     def value(self, of: Any) -> Any:
-        """What a value is that :meth:`has` is true of."""
+        """Compute a value for which :meth:`has` is true."""
         if not isinstance(of, torch.fx.Node):
             return of
         if of.op == "placeholder":
@@ -54,13 +54,13 @@ class ProgramState:
             return self._values[of]
         args, kwargs = map_arg((of.args, of.kwargs), self.value)
         with torch.no_grad():
-            result: Any = of.target(*args, **kwargs)  # type: ignore[operator]
+            result: Any = of.target(*args, **kwargs)  # type: ignore[operator]  # a function here
         if not isinstance(result, torch.Tensor) or result.numel() <= _KEPT:
             self._values[of] = result
         return result
 
     def numbers(self, of: Any) -> torch.Tensor:
-        """The same as a tensor of float64."""
+        """Compute such a value as a tensor of float64."""
         return torch.as_tensor(self.value(of)).double()
 
     def equal(self, first: Any, second: Any) -> bool:
@@ -78,7 +78,7 @@ class ProgramState:
 
 
 def behind(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """A node and those that it is computed from."""
+    """A node and all nodes that it is computed from, directly or not."""
     pending, seen = [node], {node}
     while pending:
         new = set(pending.pop().all_input_nodes) - seen

@@ -104,7 +104,7 @@ class _Inserter:
 
 
 class _Chain:
-    """The nodes from a rounding to the product with the scale.
+    """The nodes of a fake quantization written as arithmetic, from the rounding to the multiplication by the scale.
 
     Args:
         zero: The zero point that was added before the rounding.
@@ -118,7 +118,10 @@ class _Chain:
         self._subtracted: Any = None
 
     def end(self, scale: Any) -> torch.fx.Node | None:
-        """The product with the scale; ``None`` if this is no quantization to eight bits."""
+        """Follow the nodes to the multiplication by ``scale`` that ends the fake quantization, and return its node.
+
+        ``None`` if they compute something else, or integers that do not fit into eight bits.
+        """
         while True:
             users = self._users()
             if not users or not self._takes(users[0], users[1:]):

@@ -52,8 +52,7 @@ def argument(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as ab
 
 def declared(field: dataclasses.Field[Any]) -> Declared | None:
     """The declaration of a field; ``None`` if only Python has the option."""
-    declaration: Declared | None = field.metadata.get(_KEY)
-    return declaration
+    return field.metadata.get(_KEY)
 
 
 def heading(group: type) -> str:

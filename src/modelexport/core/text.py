@@ -172,7 +172,7 @@ def suggest(name: str, known: Collection[str], *, beginning: str = "") -> str:
 
 
 def chained(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, those that it was raised from, and those that were being handled."""
+    """An exception and, one after the other, its cause or context, the cause or context of that one, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -38,7 +38,7 @@ def reading(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def being_read() -> tuple[Path, ...]:
-    """What is read, of all that :func:`reading` was told."""
+    """The paths that the enclosing :func:`reading` blocks protect."""
     return _reads.get()
 
 

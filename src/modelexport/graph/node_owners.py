@@ -17,8 +17,7 @@ OWNER = "modelexport.owner"
 
 def owner_of(node: ir.Node) -> Owner | None:
     """The owner that travels with a node, if it has one."""
-    owner: Owner | None = node.meta.get(OWNER)
-    return owner
+    return node.meta.get(OWNER)
 
 
 def place_of(node: ir.Node) -> str:

@@ -18,8 +18,7 @@ from modelexport.graph.unique_names import names_of_initializers
 
 def parameter_plan(value: ir.Value) -> ParameterPlan | None:
     """How an initializer is computed; ``None`` if it does not come from an entry."""
-    plan: ParameterPlan | None = value.meta.get(PARAMETER)
-    return plan
+    return value.meta.get(PARAMETER)
 
 
 def parameter_plans(model: ir.Model) -> dict[ir.Value, ParameterPlan]:
@@ -39,8 +38,7 @@ def record_plan(value: ir.Value, plan: ParameterPlan | None) -> None:
 
 def adapter_input(value: ir.Value) -> AdapterInput | None:
     """What an initializer is a part of that is an optional input for adapters; ``None`` if it is not one."""
-    what: AdapterInput | None = value.meta.get(ADAPTER)
-    return what
+    return value.meta.get(ADAPTER)
 
 
 def record_adapter_input(value: ir.Value, what: AdapterInput) -> None:
@@ -50,8 +48,7 @@ def record_adapter_input(value: ir.Value, what: AdapterInput) -> None:
 
 def listed_entries(model: ir.Model) -> dict[str, StateDictEntry] | None:
     """The ``state_dict`` entries of the exported module; ``None`` if nothing lists them."""
-    entries: dict[str, StateDictEntry] | None = model.meta.get(STATE_DICT)
-    return entries
+    return model.meta.get(STATE_DICT)
 
 
 def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:

@@ -89,7 +89,7 @@ def method_name(part: PartLike) -> str:
 
 
 def _resolved(model: nn.Module, method: Method) -> tuple[str, Callable[..., Any]]:
-    """The module that runs, and what it runs there."""
+    """The path of the module that a method belongs to, and the bound method; a function belongs to the root."""
     if not isinstance(method, str):
         return "", method
     module, words = model, method.split(".") if method else []

@@ -213,8 +213,7 @@ def _imported(place: str) -> PackageKind | None:
     """The kind at a place; ``None``, with a warning, if the code of another package cannot give it."""
     module, _, name = place.partition(":")
     if module.startswith("modelexport."):
-        ours: PackageKind = getattr(importlib.import_module(module), name)
-        return ours
+        return getattr(importlib.import_module(module), name)
     try:
         kind = getattr(importlib.import_module(module), name)
         problem = "" if isinstance(kind, PackageKind) else f"it is a {type(kind).__name__}"

@@ -188,4 +188,4 @@ def as_array(tensor: torch.Tensor) -> Any:
 
 def schema_of_forward(module: nn.Module) -> Any:
     """The schema of a scripted module's ``forward``, which TorchScript adds to the method."""
-    return module.forward.schema  # type: ignore[attr-defined]
+    return module.forward.schema  # type: ignore[attr-defined]  # of a script

@@ -88,4 +88,4 @@ def in_trace(state: Any) -> Iterator[Any]:
     try:
         yield before
     finally:
-        torch._C._set_tracing_state(before)  # type: ignore[attr-defined]
+        torch._C._set_tracing_state(before)  # type: ignore[attr-defined]  # it is private

@@ -114,8 +114,7 @@ class CommandProcess:
         """
         sent = {name: base64.b64encode(content).decode() for name, content in files.items()}
         self._write(json.dumps(job | {"files": sent}).encode() + b"\n", limit)
-        answer: dict[str, Any] = json.loads(self._line(limit))
-        return answer
+        return json.loads(self._line(limit))
 
     def end(self) -> None:
         """End the process, and everything that the command started here."""

@@ -43,7 +43,7 @@ def serve_elsewhere() -> None:
 
 
 def facts() -> dict[str, Any]:
-    """What runs here."""
+    """The versions, the platform and the providers of the machine that runs this."""
     cpu = Path("/proc/cpuinfo")
     flags = cpu.read_text(errors="replace") if cpu.is_file() else ""
     return {

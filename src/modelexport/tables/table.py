@@ -101,7 +101,7 @@ class Table:
 
     @cached_property
     def outside_rows(self) -> Sequence[tuple[str, Mapping[str, Figure]]]:
-        """What belongs to no call, by what it is: nodes together, and each thing that is not a node by its name."""
+        """The figures outside of all calls: a row for all nodes, and one for each other entry of a profile."""
         groups: dict[str, list[NodeFigures]] = {}
         for node in self.nodes:
             if not node.calls:

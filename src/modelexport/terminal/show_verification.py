@@ -93,7 +93,7 @@ def format_parameters(report: ParameterReport) -> list[str]:
 
 
 def _evidence(report: VerifyReport) -> list[str]:
-    """What ``-v`` adds."""
+    """The lines that ``-v`` adds: owners of nodes, other inputs, and weights that were changed in memory."""
     owners = report.owners
     lines = [
         f"owners of nodes: {owners.confirmed:,} confirmed, {owners.contradicted:,} contradicted, "

@@ -96,7 +96,7 @@ class FileRun:
         change: Change = lambda value, array: array,
         rounds: Rounds = lambda number: True,
     ) -> dict[str, Any]:
-        """Run it.
+        """Run the model node by node.
 
         Args:
             inputs: Names of inputs to arrays. Others than the graph's are ignored.

@@ -33,7 +33,7 @@ from modelexport.weights.recorded_transforms import compute_planned
 
 @dataclass(eq=False)
 class FileTrace:
-    """What a file computed."""
+    """The values of a file, as fingerprints, from one run."""
 
     prints: dict[ir.Value, list[Fingerprint]] = field(default_factory=lambda: defaultdict(list))
     """Every value of the run, inputs included; those in loops once for each iteration."""

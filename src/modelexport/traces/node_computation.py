@@ -215,7 +215,7 @@ class NodeComputation:
         widen_attributes(
             implementation, lambda numbers: nudge(numbers, self._nudge, _generator()) if self._nudge else numbers
         )
-        return implementation.run  # type: ignore[no-any-return]
+        return implementation.run
 
     def _nudged_result(self, array: Any) -> Any:
         if not self._nudge or array is None or array.dtype.kind != "f":

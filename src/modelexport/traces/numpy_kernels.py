@@ -42,7 +42,7 @@ class CumSum(ScalarCumSum):
     """With an axis in a list, too, which exporters write and runtimes take."""
 
     def _run(self, x: Any, axis: Any, exclusive: Any = None, reverse: Any = None) -> tuple[Any, ...]:
-        return super()._run(x, axis.reshape(()), exclusive, reverse)  # type: ignore[no-any-return, no-untyped-call]
+        return super()._run(x, axis.reshape(()), exclusive, reverse)
 
 
 class _WithLengths:
@@ -60,31 +60,31 @@ class _WithLengths:
         return tuple(np.concatenate(rows, axis=-2) for rows in zip(*results, strict=True))
 
     def _over_all(self, *inputs: Any, **how: Any) -> tuple[Any, ...]:
-        return super()._run(*inputs, **how)  # type: ignore[misc, no-any-return]
+        return super()._run(*inputs, **how)  # type: ignore[misc]  # of the class beside it
 
 
-class LSTM(_WithLengths, LSTM_14):  # type: ignore[misc]
+class LSTM(_WithLengths, LSTM_14):
     pass
 
 
-class GRU(_WithLengths, GRU_14):  # type: ignore[misc]
+class GRU(_WithLengths, GRU_14):
     pass
 
 
-class RNN(_WithLengths, RNN_14):  # type: ignore[misc]
+class RNN(_WithLengths, RNN_14):
     """With the activation Relu, too."""
 
     def choose_act(self, name: Any, alpha: Any, beta: Any) -> Any:
         if name == "Relu":
             return lambda x: np.maximum(x, 0)
-        return super().choose_act(name, alpha, beta)  # type: ignore[no-untyped-call]
+        return super().choose_act(name, alpha, beta)
 
 
 class ReduceLogSumExp(OpRun):
     def _run(self, x: Any, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0) -> tuple[Any, ...]:
         along: Any = () if noop_with_empty_axes else None
         along = along if axes is None or not len(axes) else tuple(axes)
-        return (np.logaddexp.reduce(x, along, None, None, bool(keepdims)),)  # type: ignore[call-overload]
+        return (np.logaddexp.reduce(x, along, None, None, bool(keepdims)),)  # type: ignore[call-overload]  # any bool
 
 
 TIES = 2.0**30
@@ -93,14 +93,14 @@ the last bits of a float64 is rounded to the even one in every run."""
 
 
 class QuantizeLinear(QuantizeLinear_21):
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: Any, scale: Any, zero_point: Any = None, axis: int = 1, block_size: int = 0, **how: Any
     ) -> tuple[Any, ...]:
         if x.dtype == np.float64 and scale.ndim < 2:
             sizes = [-1, *[1] * (x.ndim - axis % x.ndim - 1)] if scale.ndim and x.ndim else []
             x, scale = np.rint(x / scale.reshape(sizes) * TIES) / TIES, np.array(1.0)
         wanted = {name: how[name] for name in ("saturate", "output_dtype") if name in how}
-        return super()._run(x, scale, zero_point, axis=axis, block_size=block_size, **wanted)  # type: ignore[no-any-return]
+        return super()._run(x, scale, zero_point, axis=axis, block_size=block_size, **wanted)
 
 
 class GlobalLpPool(OpRun):
@@ -114,11 +114,11 @@ class GlobalMaxPool(OpRun):
 
 
 class Split(Split_18):
-    def _run(self, x: Any, split: Any = None, **how: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def _run(self, x: Any, split: Any = None, **how: Any) -> tuple[Any, ...]:
         # onnx shortens the last part, or the tensor, and takes parts of less than nothing
         if split is not None and (sum(split) != x.shape[how["axis"]] or min(split) < 0):
             raise ValueError(f"Split: parts of {list(split)} elements do not add up to {x.shape[how['axis']]}")
-        return super()._run(x, split, **how)  # type: ignore[no-any-return, no-untyped-call]
+        return super()._run(x, split, **how)
 
 
 class GatherND(OpRun):

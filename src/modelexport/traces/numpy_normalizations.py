@@ -15,7 +15,7 @@ class BatchNormalization(BatchNormalization_14):
 
     def _run(self, *inputs: Any, training_mode: int = 0, **how: Any) -> tuple[Any, ...]:
         numbers = how["epsilon"], how["momentum"]
-        return super()._run(*inputs, *numbers, training_mode)  # type: ignore[call-arg, no-any-return, no-untyped-call]
+        return super()._run(*inputs, *numbers, training_mode)
 
 
 class LRN(OpRun):

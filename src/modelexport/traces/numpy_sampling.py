@@ -21,7 +21,7 @@ class GridSample(GridSampleAtFloat32):
 class Resize(ResizeByExactScales):
     """With the sizes that a product in float32 gives: ten times 0.7 is 7, though the nearest float32 is below 0.7."""
 
-    def _run(  # type: ignore[override]
+    def _run(
         self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, *, axes: Any = None, **how: Any
     ) -> tuple[Any, ...]:
         if scales is not None and scales.size and (roi is None or not roi.size):
@@ -38,7 +38,7 @@ class Resize(ResizeByExactScales):
                     chosen = np.floor(np.arange(size, dtype=np.float32) / scale).astype(int)
                     x = x.take(np.minimum(chosen, old_sizes[axis] - 1), axis)
                 return (x,)
-        return super()._run(x, roi, scales, sizes, axes=axes, **how)  # type: ignore[no-any-return]
+        return super()._run(x, roi, scales, sizes, axes=axes, **how)
 
 
 class _Scales(np.ndarray[Any, Any]):

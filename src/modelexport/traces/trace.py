@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 
 @dataclass(eq=False)
 class Trace:
-    """What a run computed."""
+    """The tensors, the tree of calls and the random numbers of a run."""
 
     contents: Index = field(default_factory=lambda: Index())  # noqa: PLW0108 - it is defined below
     tensors: list[SeenTensor] = field(default_factory=list)

@@ -248,7 +248,7 @@ _ROUND = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear
 
 
 def telling_outputs(reference: Trace, call: ModuleCall) -> list[SeenTensor]:
-    """What a call returned that is not just what it got."""
+    """The tensors that a call returned, without those that are its inputs and those that identify nothing (zeros)."""
     inputs = {tensor.content for tensor in reference.side(call, "inputs")}
     return [
         tensor

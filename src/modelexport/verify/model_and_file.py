@@ -85,8 +85,7 @@ class ModelRuns:
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._made:
             self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        return self._made[key]
 
     def trace(
         self, inputs: Inputs, changed: Mapping[str, torch.Tensor], wide: bool, how: Callable[[], dict[str, Any]]
@@ -113,7 +112,7 @@ class ModelRuns:
         return all(run.is_float64 for run in wide)
 
     def own(self, inputs: Inputs) -> list[Any]:
-        """What the model returns in its own types."""
+        """The outputs of the model in its own types."""
         return self._once(("own", _contents(inputs)), lambda: returned_by(self.model, inputs))
 
     def note_on_fused(self, inputs: Inputs) -> list[str]:
@@ -315,6 +314,6 @@ def _key_of_trace(inputs: Inputs, changed: Mapping[str, torch.Tensor], wide: boo
 
 
 def _contents(inputs: Inputs) -> tuple[object, ...]:
-    """What tells inputs apart."""
+    """A hashable key of inputs: names, types, shapes, and the hash of the elements."""
     arrays = [(name, as_array(tensor)) for name, tensor in tensors_in(inputs)]
     return tuple((name, str(array.dtype), array.shape, hash(array.tobytes())) for name, array in arrays)

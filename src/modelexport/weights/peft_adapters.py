@@ -81,7 +81,7 @@ class LowRank:
     _read: Callable[[str], np.ndarray]
 
     def part(self, name: str) -> np.ndarray:
-        """One of them, in float32."""
+        """A tensor of the adapter in float32: ``a``, ``b`` or ``magnitude``."""
         return self._read(self._keys[name]).astype(np.float32)
 
     def is_transposed(self, shape: Collection[int]) -> bool:
@@ -96,7 +96,7 @@ class LowRank:
         return len(shape) - 1 if self.is_transposed(shape) else 0
 
     def fits(self, shape: Collection[int]) -> bool:
-        """Whether it is for a weight of this shape."""
+        """Whether the product of ``b`` and ``a`` has the shape of a weight."""
         a, b = self.shapes["a"], self.shapes["b"]
         if len(a) == 2:
             return sorted(shape) == sorted((b[0], a[1]))
@@ -108,7 +108,7 @@ class LowRank:
         return self.shapes["a"][0] // self.shapes["b"][1]
 
     def delta(self, shape: tuple[int, ...]) -> np.ndarray:
-        """What is added to a weight of a shape that it fits, in float32."""
+        """The scaled product of ``b`` and ``a`` in float32, in the shape of the weight that it is added to."""
         a, b = self.part("a"), self.part("b")
         product = np.asarray(b.reshape(len(b), -1) @ a.reshape(len(a), -1) * np.float32(self.scaling))
         if len(shape) == 2 and self.is_transposed(shape):
@@ -116,7 +116,7 @@ class LowRank:
         return np.asarray(product.reshape(shape))
 
     def factor(self, base: np.ndarray, delta: np.ndarray) -> np.ndarray | None:
-        """With DoRA: what each output of the changed weight is multiplied by; shape ``(outputs,)``."""
+        """DoRA's factor of each output of the changed weight, ``(outputs,)``; ``None`` without DoRA."""
         if "magnitude" not in self._keys:
             return None
         axis = self.output_axis(base.shape)
@@ -142,7 +142,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is in a folder that PEFT wrote."""
+    """The adapter in a folder that PEFT wrote."""
 
     path: Path
     pairs: Mapping[str, LowRank]

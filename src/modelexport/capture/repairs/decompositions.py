@@ -81,7 +81,7 @@ def strided_written(self: Any, src: Any, size: Any, stride: Any, storage_offset:
 
 
 def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    """Nothing translates it."""
+    """``put``, which torch.onnx does not translate: ``index_put`` into the flattened tensor."""
     flat = self.reshape(-1)
     index = index.reshape(-1)
     index = torch.where(index < 0, index + flat.shape[0], index)
@@ -156,7 +156,7 @@ def _overloads(function: Callable[..., Any], *names: str) -> Decompositions:
 
 
 def decompositions() -> Decompositions:
-    """FX operator to what it is in other operators. Most of them nothing translates."""
+    """FX operators to decompositions into others; torch.onnx does not translate most of them."""
     aten, prims = torch.ops.aten, torch.ops.prims
     return {
         aten.scatter.reduce: scatter_with,

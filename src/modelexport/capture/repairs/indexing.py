@@ -101,7 +101,7 @@ def unique_in_turn(self: Any, return_inverse: bool = False, return_counts: bool 
 
 
 def masked_select(self: Any, mask: Any) -> Any:
-    """Nothing translates it."""
+    """``masked_select``, which torch.onnx does not translate: ``Compress`` of the flattened tensor."""
     wide = op.Expand(self, op.Shape(mask))
     return op.Compress(op.Reshape(wide, ints(-1)), op.Reshape(op.Expand(mask, op.Shape(wide)), ints(-1)), axis=0)
 

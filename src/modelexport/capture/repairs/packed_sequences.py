@@ -134,7 +134,7 @@ def unless_packed(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def packed_sequences() -> Mapping[Any, Callable[..., Any]]:
-    """Functions to those that take their place."""
+    """Functions of torch to their replacements, which work on padded tensors."""
     if not usable("packing", "padding"):
         return {}
     layers = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

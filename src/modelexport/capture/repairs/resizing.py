@@ -147,11 +147,10 @@ class _Axis:
         """The pixels that PyTorch picks."""
         share = np.float32(before) / np.float32(after) if self.scale is None else np.float32(1 / self.scale)
         places = np.arange(after, dtype=np.float32) * (np.float32(1) if before == after else share)
-        picked: np.ndarray = np.minimum(np.floor(places), before - 1).astype(np.int64)
-        return picked
+        return np.minimum(np.floor(places), before - 1).astype(np.int64)
 
     def pixels(self) -> list[ir.Node]:
-        """The nodes that compute them; the last one gives them."""
+        """The nodes that compute the positions of the picked pixels; the last one returns them."""
         name, node = f"{self._node.name}.{self.index}", self._node
         if self.before is not None and self.after is not None:
             return [ir.node("Constant", [], {"value": ir.tensor(self._picked(self.before, self.after))}, name=name)]

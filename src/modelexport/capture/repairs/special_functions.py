@@ -189,8 +189,7 @@ def _interpolated() -> list[float]:
         return (torch.special.erfcx(2 / place - 2) / place).numpy()
 
     series = np.polynomial.chebyshev.chebinterpolate(share, 27)
-    powers: list[float] = np.polynomial.chebyshev.cheb2poly(series)[::-1].tolist()
-    return powers
+    return np.polynomial.chebyshev.cheb2poly(series)[::-1].tolist()
 
 
 _COEFFICIENTS = _interpolated()

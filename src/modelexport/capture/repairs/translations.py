@@ -47,7 +47,7 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
 
 
 def overriding() -> Table:
-    """Those that go before what the exporter of transformers has for the same operator."""
+    """Translations that replace those that transformers' exporter registers for the same operators."""
     aten = torch.ops.aten
     return {
         aten.index_put.default: indexing.index_put,

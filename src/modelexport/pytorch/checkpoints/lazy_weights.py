@@ -48,7 +48,7 @@ class _Recorded(torch.Tensor):
                 return args[0]
         if func is torch.Tensor.detach or (func is torch.Tensor.__getitem__ and args[1] is Ellipsis):
             return args[0]
-        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # torch has no types
         if isinstance(result, _Recorded) and not hasattr(result, "origin"):
             result.origin = (func, args, kwargs)
         elif isinstance(result, (tuple, list)):

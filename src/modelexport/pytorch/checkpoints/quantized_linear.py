@@ -34,8 +34,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         tensors = [getattr(self, name) for name in self._names]
-        result: torch.Tensor = OPERATOR(inputs, tensors, self.bias, self._scheme)
-        return result
+        return OPERATOR(inputs, tensors, self.bias, self._scheme)
 
     def extra_repr(self) -> str:
         scheme = msgspec.json.decode(self._scheme, type=Scheme)

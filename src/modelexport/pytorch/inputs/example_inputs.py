@@ -43,8 +43,7 @@ def example_inputs(
     if not isinstance(model, nn.Module):
         loaded = load_model(str(model), seed=seed)
         if loaded.inputs is not None and spec is None:
-            inputs: Inputs = loaded.inputs
-            return inputs
+            return loaded.inputs
         model, directory, has_weights = loaded.model, directory or loaded.directory, loaded.weights is None
     return generate_inputs(model, spec=spec, directory=directory, seed=seed, batch=batch, has_weights=has_weights)
 

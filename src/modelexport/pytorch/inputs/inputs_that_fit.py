@@ -97,5 +97,4 @@ def _replaced(example: Inputs, tagged: TaggedFile, tensors: Mapping[str, torch.T
         other = others.get(id(value))
         return value if other is None else other.to(value)
 
-    inputs: Inputs = tree_map(replaced, example)
-    return inputs
+    return tree_map(replaced, example)

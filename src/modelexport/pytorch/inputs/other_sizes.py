@@ -153,7 +153,7 @@ def without_parts(inputs: Inputs, other: Inputs) -> bool:
 
 
 def _ending_within(value: Any, shorter: Sequence[tuple[int, int]]) -> Any:
-    """Offsets into an axis that became shorter, so that they end with it."""
+    """Clamp offsets into an axis that became shorter, so that the last one is its new size."""
     ends = [less for size, less in shorter if less < value[-1] <= size] if _sorted_from_zero(value) else []
     return value.clamp(max=min(ends)) if ends else value
 

@@ -83,8 +83,7 @@ class TrialRuns:
         def without_data(value: Any) -> Any:
             return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
 
-        shapes: Mapping[str, Any] | tuple[Any, ...] = tree_map(without_data, inputs) if self._fake else inputs
-        return shapes
+        return tree_map(without_data, inputs) if self._fake else inputs
 
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         with (

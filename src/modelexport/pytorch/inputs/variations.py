@@ -165,8 +165,7 @@ def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
             return in_order(value, other)
         return value
 
-    others: Inputs = tree_map(with_changes, inputs)
-    return others
+    return tree_map(with_changes, inputs)
 
 
 def _other_numbers(tensor: torch.Tensor) -> torch.Tensor:

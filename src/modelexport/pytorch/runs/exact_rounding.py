@@ -76,5 +76,5 @@ _WRITTEN_OUT: dict[str, Callable[..., Any]] = {
 
 @cache
 def written_out(operator: Any) -> Callable[..., Any] | None:
-    """What an operator computes, as a function of float64; ``None`` for those that PyTorch computes so."""
+    """A function that computes an operator in float64; ``None`` if PyTorch's own kernel does."""
     return _WRITTEN_OUT.get(operator.name()) if hasattr(operator, "_schema") else None

@@ -45,7 +45,7 @@ class AdaptedFile:
         *,
         merged: bool = True,
     ) -> None:
-        """Read them.
+        """Read the file and the adapters.
 
         Args:
             merged: The adapters change the weights; otherwise nodes add to what they compute with them.
@@ -142,7 +142,7 @@ class AdaptedFile:
         record_plan(value, plan)
 
     def tensor(self, value: ir.Value) -> ir.LazyTensor:
-        """What takes an initializer's place, computed when it is written."""
+        """The changed tensor of an initializer, which is computed when the file is written."""
         old = value.const_value
         assert old is not None
         dtype, shape = old.dtype, tuple(old.shape.numpy())
@@ -153,7 +153,7 @@ class AdaptedFile:
         return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
     def _reader(self, value: ir.Value) -> Callable[[str], np.ndarray]:
-        """What reads an entry that an initializer is computed from, as it was before."""
+        """A function from the key of an entry that an initializer is computed from to the unchanged entry."""
         if self._weights is not None:
             weights = self._weights
             tied = {key: names for names in self.plans[value].groups() for key in names}

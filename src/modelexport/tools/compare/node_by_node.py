@@ -19,7 +19,7 @@ from modelexport.traces.node_computation import NodeError
 
 @dataclass
 class NodeByNode:
-    """What a file computed."""
+    """The values of a file that were asked for, from one run node by node."""
 
     arrays: dict[ir.Value, Any] = field(default_factory=dict)
     """The values that were asked for, before they were replaced."""

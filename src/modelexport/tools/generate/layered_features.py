@@ -1,8 +1,8 @@
 """Decoders that take features of images in several layers, besides the embeddings of tokens.
 
-Such a decoder adds features to the states of a layer at the places of images: it takes a mask of these places, and
-features of them. In a package it takes what is added at every token, zeros where there is no image, and the mask is of
-all tokens.
+Such a decoder takes features of images and a mask of the tokens that are images, and adds the features to the states of
+these tokens. In a package each layer takes features for every token, which are zero for text, and the mask is true for
+every token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAIN = ".pooler_output"
 
 @dataclass(frozen=True)
 class Layers:
-    """What a decoder takes of images in its layers."""
+    """The arguments of a decoder that give its layers features of images."""
 
     decoder: str
     """The path of the decoder."""

@@ -119,8 +119,7 @@ def _positions_in_model(
         if name not in known and getattr(value, "shape", None) == example["input_ids"].shape:
             known[name] = (ids == token).to(value.dtype)
     wanted = inspect.signature(method).parameters
-    positions: torch.Tensor = method(**{name: value for name, value in known.items() if name in wanted})[0]
-    return positions
+    return method(**{name: value for name, value in known.items() if name in wanted})[0]
 
 
 @dataclass(frozen=True)
@@ -301,7 +300,7 @@ def undivided() -> Iterator[None]:
 
     def whole(tensor: torch.Tensor, sizes: Any, dim: int = 0) -> Any:
         undivided = isinstance(sizes, list) and any(isinstance(size, torch.Tensor) for size in sizes)
-        return (tensor,) if undivided else split(tensor, sizes, dim)  # type: ignore[no-untyped-call]
+        return (tensor,) if undivided else split(tensor, sizes, dim)  # type: ignore[no-untyped-call]  # as torch has it
 
     with (
         attribute_set(torch.Tensor, "__iter__", lambda tensor: iter([tensor])),

@@ -114,7 +114,7 @@ def example_of(
 
 
 def others_than_text(model: PretrainedModel) -> list[str]:
-    """What a model of transformers says that it takes besides text."""
+    """The modalities that a model of transformers declares, such as ``image``, without text."""
     modalities = getattr(model, "input_modalities", "text")
     return [
         modality for modality in ([modalities] if isinstance(modalities, str) else modalities) if modality != "text"
@@ -122,7 +122,7 @@ def others_than_text(model: PretrainedModel) -> list[str]:
 
 
 def _types(model: PretrainedModel, inputs: Mapping[str, Any], placeholder: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What says of each token whether it is text, if it changes what the model computes: its processor gives it."""
+    """The argument ``…token_type_ids`` that marks the tokens of images, if it changes what the model computes."""
     names = [
         parameter for parameter in inspect.signature(model.forward).parameters if parameter.endswith("token_type_ids")
     ]
@@ -137,7 +137,7 @@ def _types(model: PretrainedModel, inputs: Mapping[str, Any], placeholder: torch
 
 
 def _mask_of_pixels(model: PretrainedModel, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What says which pixels are of an image and not padding, if the model takes it."""
+    """A mask of pixels with padding at the bottom of each image, if the model takes one and runs with it."""
     pixels, name = inputs.get("pixel_values"), PIXEL_MASK
     if pixels is None or name in inputs or name not in inspect.signature(model.forward).parameters:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,7 +223,10 @@ def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPar
     if not numbers:
         return part
     changed = replace(part, vectors=frozenset(numbers))
-    run: Callable[[DiffusionPart], Any] = lambda tried: tried.module(modules)(**tried.tensors(tried.arguments))  # noqa: E731
+
+    def run(tried: DiffusionPart) -> Any:
+        return tried.module(modules)(**tried.tensors(tried.arguments))
+
     with untouched(modules, runs=False), collected():
         right = run(part)
         try:

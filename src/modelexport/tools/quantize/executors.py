@@ -35,7 +35,7 @@ _PARTS = 4
 
 
 class Future(Protocol):
-    """A result that is there later."""
+    """A call that an executor runs, as ``concurrent.futures.Future``."""
 
     def result(self) -> Any:
         """Wait for the result."""

@@ -65,7 +65,7 @@ class Method(msgspec.Struct, frozen=True, order=True):
 
     @property
     def row(self) -> MethodRow:
-        """What the table says about it."""
+        """The row of the table of methods."""
         return METHODS[self.name]
 
     def option(self, name: str) -> Any:

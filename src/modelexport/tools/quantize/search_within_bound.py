@@ -280,7 +280,7 @@ def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Rec
 def _chosen_and_kept(
     tagged: TaggedFile, units: Sequence[Unit], keep: Sequence[str], only: Sequence[str]
 ) -> tuple[list[Unit], list[Unit]]:
-    """The units that may change, and those that selectors keep."""
+    """The units that may be quantized, and all others: those that ``keep`` selects or ``only`` does not."""
     kept = {str(call) for call in tagged.select(*keep).inside} if keep else set()
     wanted = {str(call) for call in tagged.select(*only).inside}
     free = [unit for unit in units if kept.isdisjoint(unit.calls) and wanted.issuperset(unit.calls)]

@@ -51,8 +51,7 @@ def code(template: str, /, **operands: Any) -> ast.expr:
 
     ``*name`` inserts the elements of a list, and ``**name`` those of a dictionary.
     """
-    filled: ast.expr = _filled(parsed(template), operands)
-    return filled
+    return _filled(parsed(template), operands)
 
 
 def _filled(node: Any, operands: Mapping[str, Any]) -> Any:
@@ -70,8 +69,7 @@ def _filled(node: Any, operands: Mapping[str, Any]) -> Any:
 
 def replaced_names(expression: ast.expr, names: Mapping[str, str]) -> ast.expr:
     """An expression with other names."""
-    replaced: ast.expr = _filled(expression, {old: parsed(new) for old, new in names.items()})
-    return replaced
+    return _filled(expression, {old: parsed(new) for old, new in names.items()})
 
 
 def _elements(node: Any, operands: Mapping[str, Any]) -> list[Any]:

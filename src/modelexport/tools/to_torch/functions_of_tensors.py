@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 def expand(x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -126,7 +126,7 @@ def one_hot(indices: Tensor, depth: Any, values: Tensor, *, axis: int = -1) -> T
     return torch.where(indices.unsqueeze(axis) == places, values[1], values[0])
 
 
-def unique(x: Tensor, *, axis: Any = None, sorted: int = 1) -> tuple[Tensor, ...]:  # noqa: A002
+def unique(x: Tensor, *, axis: Any = None, sorted: int = 1) -> tuple[Tensor, ...]:
     """Distinct elements, where each is first, which of them each element is, and how often each occurs."""
     x, axis = (x.flatten(), 0) if axis is None else (x, axis)
     values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True, dim=axis)
@@ -138,7 +138,7 @@ def unique(x: Tensor, *, axis: Any = None, sorted: int = 1) -> tuple[Tensor, ...
     return values.index_select(axis, order), first[order], order.argsort()[inverse], counts[order]
 
 
-def top_k(x: Tensor, k: int, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:  # noqa: A002
+def top_k(x: Tensor, k: int, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Tensor, Tensor]:
     """The largest or smallest elements along an axis, in order, and where they are."""
     values, places = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
     return values.narrow(axis, 0, k), places.narrow(axis, 0, k)

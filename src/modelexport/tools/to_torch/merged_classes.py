@@ -36,12 +36,11 @@ class _Number:
 
     @property
     def code(self) -> ast.expr:
-        """What stands there."""
-        value: ast.expr = self.holder[self.place] if isinstance(self.place, int) else self.holder.value
-        return value
+        """The expression at this place of the call."""
+        return self.holder[self.place] if isinstance(self.place, int) else self.holder.value
 
     def put(self, code: ast.expr) -> None:
-        """Write something else there."""
+        """Replace the expression at this place."""
         if isinstance(self.place, int):
             self.holder[self.place] = code
         else:
@@ -84,7 +83,7 @@ class MergedClasses:
                     self.texts[new] += f'\n\n\n{new}.__name__ = "{base}"'
 
     def _levels(self) -> list[list[str]]:
-        """The names of classes, those first that make no other."""
+        """The names of the classes by level: classes of level 1 make no others, those of level 2 only these."""
         heights: dict[str, int] = {}
         for name, tree in self._trees.items():
             made = (heights.get(node.id, 0) for node in ast.walk(tree) if isinstance(node, ast.Name))

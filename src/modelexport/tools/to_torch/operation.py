@@ -308,8 +308,8 @@ def refuse_damaged_nodes(model: ir.Model) -> None:
             continue
         schema, name = onnx.defs.get_schema(node.op_type, version, ""), f"{node.op_type} {node.name or ''}".strip()
         for key, attribute in node.attributes.items():
-            known = schema.attributes.get(key)
-            if known is not None and not attribute.is_ref() and known.type.value != attribute.type.value:  # type: ignore[attr-defined]
+            known: Any = schema.attributes.get(key)
+            if known is not None and not attribute.is_ref() and known.type.value != attribute.type.value:
                 raise UsageError(
                     f"the attribute {key} of {name} is of the type {attribute.type.name}, and the operator's is "
                     f"{str(known.type).rpartition('.')[2]}: the file is damaged"

@@ -230,7 +230,7 @@ class FileNumbers:
         return _elementwise(name, arrays, _in_float32 if types[-1] == ir.DataType.FLOAT else _computed)
 
     def _moved(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
-        """What a node makes of elements that it moves: they are where it puts their places."""
+        """Move numbers as a node moves elements: the node is computed with their positions instead of them."""
         count = {"Concat": len(arrays), "ConstantOfShape": 0}.get(node.op_type, 1)
         elements, known = ([n for each in part for n in each.reshape(-1)] for part in (arrays[:count], arrays[count:]))
         if any(isinstance(number, Number) for number in known) or (not count and math.prod(known) > MOST):

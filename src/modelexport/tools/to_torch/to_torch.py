@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import re
 import sys
 import types
 import warnings
@@ -189,7 +188,9 @@ def _dropped(tagged: TaggedFile, dropout: Mapping[str, float]) -> dict[str, floa
 
 
 def _file_text(tagged: TaggedFile, classes: ModuleClasses, texts: Iterable[str], name: str, load: str) -> str:
-    body = "\n\n\n".join([*(_function_text(each).rstrip() for each in _with_callees(classes.helpers)), *texts])
+    body = "\n\n\n".join(
+        [*(inspect.getsource(FUNCTIONS[each]).rstrip() for each in _with_callees(classes.helpers)), *texts]
+    )
     docstring = (
         f"{name}, out of an ONNX file: {plural(len(tagged.calls), 'call')} of modules. Made by modelexport to-torch."
     )
@@ -251,10 +252,6 @@ def _with_callees(names: Iterable[str]) -> list[str]:
     for name in sorted(names):
         add(name)
     return list(found)
-
-
-def _function_text(name: str) -> str:
-    return re.sub(r"  # noqa: \w+$", "", inspect.getsource(FUNCTIONS[name]), flags=re.MULTILINE)
 
 
 def _tensors(

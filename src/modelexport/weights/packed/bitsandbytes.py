@@ -65,7 +65,7 @@ def _scheme(layer: str, checkpoint: Reader, table: str) -> Scheme:
 
 
 class _State(msgspec.Struct):
-    """What ``quant_state`` says."""
+    """The JSON in the entry ``quant_state``."""
 
     shape: tuple[int, int]
     blocksize: Annotated[int, msgspec.Meta(ge=1)]
@@ -88,8 +88,7 @@ def _scales(scheme: Scheme, tensors: Tensors) -> np.ndarray:
         return absmax
     state = _state("the layer", tensors[f"{_STATE}{scheme.variant}"])
     outer = np.repeat(tensors["weight.nested_absmax"], state.nested_blocksize or 1)[: absmax.size]
-    result: np.ndarray = tensors["weight.nested_quant_map"][absmax] * outer + np.float32(state.nested_offset)
-    return result
+    return tensors["weight.nested_quant_map"][absmax] * outer + np.float32(state.nested_offset)
 
 
 FORMAT = Format(

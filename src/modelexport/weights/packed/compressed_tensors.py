@@ -97,8 +97,7 @@ def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
     if stored is None:
         return np.full((scheme.rows, scheme.columns // scheme.group), middle, np.uint8)
     if stored.dtype == np.int8:
-        unsigned: np.ndarray = (stored.astype(np.int16) + middle).astype(np.uint8)
-        return unsigned
+        return (stored.astype(np.int16) + middle).astype(np.uint8)
     return unpack(bytes_of_words(stored.T), scheme.bits, scheme.rows).T
 
 

@@ -70,8 +70,7 @@ def _unsigned(name: str, tensors: Tensors, bits: int) -> np.ndarray:
     numbers = tensors[name].astype(np.float32) + 2 ** (bits - 1)
     if ((numbers < 0) | (numbers >= 2**bits) | (numbers != np.rint(numbers))).any():
         raise WeightsError(f"{name} has numbers that are not integers of {bits} bits: save the checkpoint again")
-    result: np.ndarray = numbers.astype(np.uint8)
-    return result
+    return numbers.astype(np.uint8)
 
 
 FORMAT = Format(

@@ -143,5 +143,4 @@ def canonical(function: ir.Function) -> bytes:
         value.name = value.name and str(number)
         value.type = value.shape = None
         put_texts(value, {}, only=True)
-    content: bytes = ir.serde.serialize_function(copied).SerializeToString(deterministic=True)
-    return content
+    return ir.serde.serialize_function(copied).SerializeToString(deterministic=True)
