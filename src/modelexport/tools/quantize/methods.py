@@ -68,6 +68,11 @@ class Method(msgspec.Struct, frozen=True, order=True):
         """The row of the table of methods."""
         return METHODS[self.name]
 
+    @property
+    def steps(self) -> float:
+        """How many steps a weight may be off: half of one for rounding, more where an algorithm clips on purpose."""
+        return 1.0 if dict(self.options).get("algorithm", "rtn") == "rtn" else 2.0
+
     def option(self, name: str) -> Any:
         """The value of an option: the default, if the method does not name it."""
         return dict(self.options).get(name, self.row.options[name])

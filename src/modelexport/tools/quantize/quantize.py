@@ -43,6 +43,7 @@ from modelexport.tools.quantize.recipes import (
     resolve,
     within_range,
 )
+from modelexport.tools.quantize.written_weights import check_written, products
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
 
@@ -222,11 +223,19 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
     Args:
         model: A model without local functions, whose nodes have unique names.
         ranges: What :func:`calibrate` measured, for methods that need it.
+
+    Raises:
+        CheckError: A library wrote other weights than its method explains.
     """
     copy = copy_of(model)
     pieces = PieceInserter(copy)
     for method, nodes in _nodes_by_method(copy, assignment):
-        pieces.put(nodes, apply_method(cut_piece(copy, nodes), method, ranges))
+        piece = cut_piece(copy, nodes)
+        before = products(piece) if method.row.largest is None else {}
+        changed = apply_method(piece, method, ranges)
+        if before:
+            check_written(nodes, method, before, changed, ranges if method.row.needs_data else None)
+        pieces.put(nodes, changed)
     copy.graph.sort()
     return copy
 

@@ -1,0 +1,86 @@
+"""What a quantizer writes is compared with the floating-point weights: a fault is refused, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import modelexport
+from modelexport.errors import CheckError
+from modelexport.tools.quantize import quantize
+from modelexport.tools.quantize.methods import apply_method
+
+pytestmark = pytest.mark.int8
+DRAW = np.random.default_rng(0)
+DATA = [{"x": DRAW.standard_normal((4, 64)).astype(np.float32)}]
+Change = Callable[[Any], Any]
+
+
+def gemm(path: Path) -> Path:
+    """A tagged file of a product with factors, of a weight [out, in], and a bias."""
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "/dense/Gemm", transB=1, alpha=0.5, beta=2.0)
+    tensors = [numpy_helper.from_array(DRAW.standard_normal(s).astype(np.float32), n) for n, s in SIZES.items()]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 64]) for name in "xy"]
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path / "float.onnx")
+    modelexport.adopt(path / "float.onnx", path / "tagged.onnx")
+    return path / "tagged.onnx"
+
+
+SIZES = {"w": (64, 64), "b": (64,)}
+
+
+def changed(model: onnx.ModelProto, ending: str, change: Change) -> None:
+    """Change the initializers whose names have an ending, in place; there are some."""
+    found = [tensor for tensor in model.graph.initializer if tensor.name.endswith(ending)]
+    assert found
+    for tensor in found:
+        tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), tensor.name))
+
+
+def first(factor: float) -> Change:
+    """Multiply the first element."""
+
+    def change(array: Any) -> Any:
+        array.reshape(-1)[0] *= factor
+        return array
+
+    return change
+
+
+FAULTS: dict[str, tuple[str, str, Change]] = {
+    "the scale of one channel": ("int8-dynamic", "0.5_scale", first(1.1)),
+    "the scale of one block": ("int4", "_scales", first(1.2)),
+    "a transposed matrix": ("int8-dynamic", "0.5_quantized", np.transpose),
+    "a transposed block": ("int4", "_Q4", lambda codes: np.roll(codes, 1, -1)),
+    "blocks in another order": ("int8-weights", "_Q8", lambda codes: codes[:, ::-1].copy()),
+    "a zero point": ("int8-dynamic", "0.5_zero_point", lambda zero: zero + np.uint8(1)),
+    "a zero point of blocks": ("int4", "_zero_points", lambda zero: zero + np.uint8(1)),
+    "the scale of a bias": ("int8-static", "2.0_quantized_scale", lambda scale: scale * 2),
+    "a lost factor": ("int8-dynamic", "0.5_scale", lambda scale: scale * 2),
+    "a lost factor of the bias": ("int8-dynamic", "plain2.0", lambda bias: bias / 2),
+    "the scale of the activations": ("int8-static", "x_scale", lambda scale: scale / 2),
+    "the zero point of the activations": ("int8-static", "x_zero_point", lambda zero: zero + np.uint8(20)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_quantizer_writes_wrong_is_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to, ending, change = FAULTS[fault]
+
+    def spoiled(*arguments: Any) -> onnx.ModelProto:
+        made = apply_method(*arguments)
+        changed(made, ending, change)
+        return made
+
+    file = gemm(tmp_path)
+    monkeypatch.setattr(quantize, "apply_method", spoiled)
+    with pytest.raises(CheckError, match=r"^dense: what ONNX Runtime wrote for \S+ .*: keep the module with --keep"):
+        modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=DATA)
+    assert not (tmp_path / "q.onnx").exists()
