@@ -55,7 +55,7 @@ def test_the_document_has_each_value_with_the_run_of_its_ends(overflowing: Path)
 
 
 def test_values_of_pytorch_are_beside_those_of_the_file(exported: Exporter) -> None:
-    from modelexport.pytorch.calls.call_ranges import ranges_of_calls
+    from modelexport.tools.figures.call_ranges import ranges_of_calls
 
     case = exported("bert")
     inputs = case.case.inputs()

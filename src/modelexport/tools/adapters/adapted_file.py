@@ -27,8 +27,8 @@ from modelexport.graph.parameter_plans import (
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.adapters.lora_inputs import PairInputs, WeightUse, gives_last, low_rank_uses
+from modelexport.tools.adapters.peft_adapters import Adapter, Changes, LowRank, changes, read_adapter
 from modelexport.weights.entries_from_file import recover, transposition
-from modelexport.weights.peft_adapters import Adapter, Changes, LowRank, changes, read_adapter
 from modelexport.weights.recorded_transforms import compute_planned
 from modelexport.weights.weight_updates import WeightsInFile, check_fit, check_placed
 

@@ -16,7 +16,7 @@ from modelexport.regions.shared_files import save_edited
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tools.adapters.adapted_file import AdaptedFile
 from modelexport.tools.adapters.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
-from modelexport.weights.peft_adapters import changes
+from modelexport.tools.adapters.peft_adapters import changes
 
 
 class MergedAdapters(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,13 +18,10 @@ from modelexport.format.parameter_plan import AdapterInput, AdapterPart, Paramet
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.parameter_plans import record_adapter_input
 from modelexport.graph.properties import put_texts
+from modelexport.tools.adapters.peft_adapters import LowRank
 from modelexport.weights.entries_from_file import transposition
-from modelexport.weights.peft_adapters import LowRank
 
 Kind = Literal["linear", "table", "convolution"]
-
-Step = Callable[[str, str, Sequence[ir.Value | None], ir.Shape | None], ir.Value]
-"""Makes a node, of an operator, a name, inputs and the shape of the output, which is returned."""
 
 
 @dataclass(frozen=True)

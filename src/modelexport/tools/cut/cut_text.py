@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import align, bytes_text, plural
-from modelexport.terminal.module_names import modules_text
 
 if TYPE_CHECKING:
     from modelexport.tools.cut.extraction import Extracted
@@ -32,7 +31,7 @@ def format_split(result: Split) -> str:
     rows: list[tuple[object, ...]] = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
     for stage in result.stages:
         sizes = bytes_text(stage.bytes), f"{stage.share:.1%}", stage.nodes, len(stage.inputs), len(stage.outputs)
-        rows.append((stage.file, *sizes, modules_text(stage.modules, stage.parts_of)))
+        rows.append((stage.file, *sizes, _modules_text(stage.modules, stage.parts_of)))
     over = result.largest / result.best - 1 if result.best else 0.0
     even = "as even as module boundaries allow" if over < 0.0005 else f"{over:.1%} above the most even cut"
     cross = ", ".join(map(str, result.crossing)) or "none"
@@ -40,6 +39,13 @@ def format_split(result: Split) -> str:
         f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
         f"{even}; values that cross each cut: {cross}"
     )
+
+
+def _modules_text(whole: Sequence[str], parts_of: Sequence[str]) -> str:
+    """The first and last complete module of a stage, and the modules of which it has some nodes."""
+    text = whole[0] if len(whole) == 1 else f"{whole[0]} to {whole[-1]}" if whole else ""
+    parts = ", ".join(name for name in parts_of if name != ".")
+    return f"{text}{f' (part of {parts})' if parts else ''}".strip()
 
 
 def format_replaced(result: Replaced) -> str:

@@ -20,7 +20,6 @@ from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.node_owners import owner_of, place_of
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.runner_process import RunnerProcess
-from modelexport.runtime.values_on_device import values_there
 from modelexport.tables import columns
 from modelexport.tables.columns import Column, Figure, Kind
 from modelexport.tables.html_page import Page, Section
@@ -29,6 +28,7 @@ from modelexport.tables.page_graph import type_text
 from modelexport.tables.table import By, NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.tagged.strip_and_inline import runnable
+from modelexport.tools.figures.values_on_device import values_there
 from modelexport.traces.calibration_data import RunInputs, given_runs
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.value_ranges import BFLOAT16, Origin, ValueRange, ValueRanges, measure_values

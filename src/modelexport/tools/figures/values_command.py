@@ -56,9 +56,9 @@ def values(
     given: Any = how.data
     if model is not None:
         loaded, example = ModelChoice(model, how.data, loading).of_file(file).load(stages)
-        from modelexport.pytorch.calls.call_ranges import ranges_of_calls
         from modelexport.pytorch.inputs.named_inputs import feeds
         from modelexport.runtime.sessions import open_file, session_options
+        from modelexport.tools.figures.call_ranges import ranges_of_calls
 
         given = [feeds(example, open_file(file, session_options("none", "cpu")))]
         with stages("run PyTorch"):
