@@ -35,11 +35,11 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import (
     DIFFERENTIATES,
     OTHER_OPERATIONS,
+    capture_reason,
     check_returned,
     differentiates,
     failure,
     in_one_line,
-    reason_of,
     translated_node,
     way_out,
 )
@@ -344,7 +344,7 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
     cause = raised_first(error)
     node = translated_node(error)
     call = recorder.running or (annotated_call(node) if node is not None else None)
-    reason = reason_of(cause)
+    reason = capture_reason(cause)
     hint = hint or (OTHER_OPERATIONS if node is not None else "")
     return failure(cause, call, reason, f"{in_one_line(reason)}{hint}")
 

@@ -96,7 +96,7 @@ _NOT_THE_MODEL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file_
 """Folders of code that no model is in."""
 
 
-def reason_of(cause: BaseException) -> str:
+def capture_reason(cause: BaseException) -> str:
     """Why a capture failed, in as many lines as fit a screen."""
     if isinstance(cause, GuardOnDataDependentSymNode):
         return (

@@ -26,10 +26,6 @@ PACKAGE_FILES = 100_000
 """Files that the manifest of a package names."""
 PROTO_BYTES = 2 * 2**30
 """Bytes of an ONNX file without its external weights: what protobuf can read."""
-MOST_CALLS = 1_000_000
-"""Calls in the call tree of a file, after repeated calls have been expanded."""
-CALL_TREE_CHARACTERS = 400_000_000
-"""Characters of all the addresses and tags of these calls."""
 CALL_DEPTH = 200
 """Nesting depth of calls, and of the modules in the name of a parameter."""
 MOST_AXES = 64

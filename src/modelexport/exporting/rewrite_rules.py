@@ -51,7 +51,7 @@ def shared_inputs(rule: RewriteRule) -> list[int]:
 
 
 @contextmanager
-def exact_constants(rules: Iterable[RewriteRule]) -> Iterator[None]:
+def matched_exactly(rules: Iterable[RewriteRule]) -> Iterator[None]:
     """Make the constants in the patterns of rules match only exactly equal constants, inside the block.
 
     The rules are shared by the whole process, and copying one would copy everything that it refers to.
@@ -88,7 +88,7 @@ class RewritePass(ir.passes.InPlacePass):
         self._rules.remove_unused_nodes = any(not rule.remove_nodes for rule in rules)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        with exact_constants(self._patterns):
+        with matched_exactly(self._patterns):
             return ir.passes.PassResult(model, bool(self._rules.apply_to_model(model)))
 
 

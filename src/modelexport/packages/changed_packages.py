@@ -185,7 +185,7 @@ def _record_samples(path: Path) -> None:
     onnx_models.save_with_references(model, path)
 
 
-def graph_of(file: str | Path) -> Path:
+def only_graph(file: str | Path) -> Path:
     """The file itself, or that of the only graph of a package."""
     if not Path(file).is_dir():
         return Path(file)

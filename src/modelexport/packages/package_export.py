@@ -151,10 +151,10 @@ def export_package(
                 weight_bytes=sum(heavy.values()),
             )
 
-        return first_that_passes(chain([best], forms), exported, staging)
+        return first_form_that_passes(chain([best], forms), exported, staging)
 
 
-def first_that_passes(
+def first_form_that_passes(
     forms: Iterable[Sequence[ModelPart]], export_form: Callable[[Sequence[ModelPart]], PackageResult], staging: Path
 ) -> PackageResult:
     """The package of the first form whose parts can be captured and generate what the model does.

@@ -16,7 +16,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.format.package_manifest import Manifest
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import arrays_in, as_array, open_session, run_session
+from modelexport.runtime.sessions import array_of_input, arrays_in, open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, verdict_of
 from modelexport.traces.outputs_of_two_files import without_random
@@ -73,7 +73,9 @@ def run_chain(
         UsageError: ONNX Runtime cannot run a stage.
     """
     manifest = read_stages(folder)
-    values = {name: as_array(name, value) if hasattr(value, "__array__") else value for name, value in feeds.items()}
+    values = {
+        name: array_of_input(name, value) if hasattr(value, "__array__") else value for name, value in feeds.items()
+    }
     outputs: dict[str, Any] = {}
     for part in manifest.parts:
         if missing := [name for name in part.inputs if name not in values]:

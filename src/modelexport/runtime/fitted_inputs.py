@@ -13,7 +13,7 @@ from modelexport.core.text import first_few, suggest
 from modelexport.errors import InputsError
 from modelexport.format.keys import ADOPTED
 from modelexport.graph.nodes import may_be, required_inputs, sizes_of
-from modelexport.runtime.sessions import as_array
+from modelexport.runtime.sessions import array_of_input
 
 
 def fitted(feeds: Mapping[str, Any], model: ir.Model, *, optional: bool = False) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def fitted(feeds: Mapping[str, Any], model: ir.Model, *, optional: bool = False)
         inputs = {value.name or "": value for value in model.graph.inputs}
     check_names(feeds, inputs, "the model")
     given = {name: value for name, value in inputs.items() if name in feeds}
-    fitting = {name: _fitted(name, as_array(name, feeds[name]), value) for name, value in given.items()}
+    fitting = {name: _fitted(name, array_of_input(name, feeds[name]), value) for name, value in given.items()}
     check_named_sizes(fitting, model)
     return fitting
 

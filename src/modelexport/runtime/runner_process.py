@@ -217,7 +217,7 @@ def write_for_runner(
         name: The name of the model.
         values: The folder of the values in ``folder``.
     """
-    save_model(with_sizes(model, inputs), folder / f"{stem}.onnx")
+    save_model(with_fixed_sizes(model, inputs), folder / f"{stem}.onnx")
     sides = {
         side: [_write_value(folder, values, key, array) for key, array in arrays.items()]
         for side, arrays in (("inputs", inputs), ("outputs", outputs))
@@ -225,7 +225,7 @@ def write_for_runner(
     return {"name": name, "file": f"{stem}.onnx", **sides}
 
 
-def with_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
+def with_fixed_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
     """A copy of a model, with the sizes of inputs in the place of dynamic axes."""
     copy = copy_of(model)
     if not inputs_with_dynamic_axes(model, inputs):

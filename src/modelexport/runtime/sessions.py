@@ -306,7 +306,7 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any])
             wait([running], _SECONDS_TO_END)
 
 
-def as_array(name: str, value: Any) -> Any:
+def array_of_input(name: str, value: Any) -> Any:
     """A value for an input as an array.
 
     Raises:

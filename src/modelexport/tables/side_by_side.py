@@ -68,14 +68,14 @@ def _nearest_common_call(call: ModuleCall, first: Table, second: Table) -> Modul
     return next((above for above in reversed(second.calls.stack(call)) if above in first.calls), ROOT)
 
 
-def profile_beside(profile: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
-    """A profile beside the nanoseconds that calls took themselves elsewhere, such as in PyTorch."""
+def profile_beside(profile: ModuleProfile, seconds: Mapping[ModuleCall, int]) -> ModuleProfile:
+    """A profile beside the nanoseconds that the calls themselves took in PyTorch."""
     known_seconds = {call: taken for call, taken in seconds.items() if call in profile.table.calls}
     rest = sum(seconds.values()) - sum(known_seconds.values())
-    added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
+    added = [NodeFigures("(PyTorch)", "", (), {AGAINST.name: rest})] if rest else []
     whole = sum(seconds.values()) / 1e9
     facts = msgspec.structs.replace(
-        profile.facts, file=name, wall_seconds=whole, profiled_seconds=whole, spread_seconds=0.0
+        profile.facts, file="PyTorch", wall_seconds=whole, profiled_seconds=whole, spread_seconds=0.0
     )
     return _beside(profile, added, {AGAINST.name: known_seconds}, facts, _against_line(facts))
 

@@ -71,6 +71,7 @@ class FileRun:
         self.rounds_numbers = in_float64_for not in (None, "float64")
         self.nodes = NodeComputation(model.opset_imports, in_float64_for, self._given_kernels, nudged=nudged)
         self.widened = self.nodes.widened
+        self.functions = model.functions
         self._uses: dict[ir.Graph, dict[ir.Node, list[ir.Value]]] = {}
 
     def nudged(self) -> FileRun:
@@ -168,10 +169,6 @@ class FileRun:
             self._uses[graph] = last_uses
         return self._uses[graph]
 
-    def function_of(self, node: ir.Node) -> ir.Function | None:
-        """The function that a node calls, if it does."""
-        return self._model.functions.get(node.op_identifier())
-
 
 class _Run:
     """One run: the arrays of all values that are still needed."""
@@ -234,7 +231,7 @@ class _Run:
         outputs: Iterable[Any]
         if nested_graphs(node):
             outputs = self._with_graphs(node, inputs)
-        elif (function := self._of.function_of(node)) is not None:
+        elif (function := self._of.functions.get(node.op_identifier())) is not None:
             outputs = self._body(function, [*inputs, *[None] * (len(function.inputs) - len(inputs))])
         else:
             of_sizes = self._takes_only_sizes(node, inputs)

@@ -26,7 +26,7 @@ from modelexport.runtime.devices import CPU
 from modelexport.runtime.fitted_inputs import fitted
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import as_array, open_file, session_options
+from modelexport.runtime.sessions import array_of_input, open_file, session_options
 from modelexport.runtime.shapes import evaluated_size, symbols_in, symbols_of_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
@@ -180,7 +180,7 @@ def random_feeds(
         InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
     """
     names = [value.name or "" for value in required_inputs(tagged.model)]
-    fixed = {name: as_array(name, known[name]) for name in names if name in known}
+    fixed = {name: array_of_input(name, known[name]) for name in names if name in known}
     bound = {**sizes, **sizes_of_arrays(tagged.model, fixed)}
     session = open_file(path, session_options("none", provider))
     return make_random_inputs(tagged.model, session, seed=seed, known=fixed, sized=_sized(tagged.model, bound))

@@ -20,7 +20,7 @@ from modelexport.verify.compared_runs import compare_runs
 from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.onnxruntime_outputs import compare_as_run
-from modelexport.verify.parameter_comparison import Users, parameter_digests, users_of, with_weights
+from modelexport.verify.parameter_comparison import Users, parameter_digests, users_of, with_verdicts_of_weights
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
 
@@ -66,7 +66,9 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
         )
         return VerifyReport(
             outputs=run.outputs,
-            calls=with_weights(verdicts_of(compared, chosen or reference.modules), wrong, "the stored run's"),
+            calls=with_verdicts_of_weights(
+                verdicts_of(compared, chosen or reference.modules), wrong, "the stored run's"
+            ),
             provider=provider,
             parameters=None,
             owners=compared.owners,

@@ -176,7 +176,7 @@ def users_of(nodes: Sequence[ir.Node], names: Collection[str]) -> Users:
     return users
 
 
-def with_weights(calls: Sequence[CallVerdict], users: Users, whose: str) -> list[CallVerdict]:
+def with_verdicts_of_weights(calls: Sequence[CallVerdict], users: Users, whose: str) -> list[CallVerdict]:
     """Verdicts on calls, in which those whose nodes use other weights differ.
 
     Args:

@@ -43,7 +43,7 @@ from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.other_inputs import Others, compare_others
-from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
+from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_verdicts_of_weights
 from modelexport.verify.parameters_in_pytorch import changed_weights, compare_with_model
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
@@ -136,7 +136,7 @@ def verify(
         return VerifyReport(
             outputs=(run.outputs if run.cause else _judged(run.outputs, compared, bool(parameters.differing)))
             or output_differences(compared),
-            calls=with_weights(calls, users_of(tagged.nodes, set(parameters.differing)), "the model's"),
+            calls=with_verdicts_of_weights(calls, users_of(tagged.nodes, set(parameters.differing)), "the model's"),
             provider=provider,
             parameters=parameters,
             owners=compared.owners,

@@ -19,7 +19,7 @@ from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import runner_process
 from modelexport.runtime.devices import Device, find_device, find_devices
-from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes, with_sizes
+from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes, with_fixed_sizes
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
@@ -240,7 +240,7 @@ def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: 
     inputs = {"x": np.ones((3, 6, 8), np.float32)}
     region = RegionCutter(load(tmp_path / "model.onnx"), inputs).whole()
     assert inputs_with_dynamic_axes(region.model, inputs) == ["x"]
-    assert [list(value.shape or ()) for value in with_sizes(region.model, inputs).graph.inputs] == [[3, 6, 8]]
+    assert [list(value.shape or ()) for value in with_fixed_sizes(region.model, inputs).graph.inputs] == [[3, 6, 8]]
     report = verify_on_device(tmp_path / "model.onnx", device="cpu", inputs=inputs)
     assert report.agrees
     told = "dynamic axes had the sizes of the inputs, as devices that compile need: x [3, 6, 8]"

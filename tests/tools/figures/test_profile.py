@@ -241,7 +241,7 @@ def test_pytorch_stands_beside_it(slow: Path) -> None:
     model = Slow().eval()
     found = profile(slow, runs=3)
     seconds = time_calls(model, {"x": torch.from_numpy(found.feeds["x"])}, runs=3)
-    both = profile_beside(found, seconds, "PyTorch")
+    both = profile_beside(found, seconds)
     rows = {row.address: row for row in both.table.rows()}
     assert rows["."].total["against_seconds"] == sum(seconds.values())
     assert rows["layers.1"].total["against_seconds"] > rows["layers.0"].total["against_seconds"]

@@ -28,7 +28,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format.package_manifest import Manifest, PartEntry
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.package_export import first_that_passes
+from modelexport.packages.package_export import first_form_that_passes
 from modelexport.packages.part_reports import verify_parameters_of_parts
 from modelexport.pytorch.inputs.other_sizes import resized
 from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
@@ -450,10 +450,10 @@ def test_a_form_that_cannot_be_captured_gives_way_to_the_next(tmp_path: Path) ->
         return Result([])
 
     forms = [[ModelPart(name, torch.nn.Identity(), [])] for name in ("first", "second")]
-    assert "no translation" in first_that_passes(forms, export_form, tmp_path).notes[0]
+    assert "no translation" in first_form_that_passes(forms, export_form, tmp_path).notes[0]
     assert not any(tmp_path.iterdir())
     with pytest.raises(CaptureError, match="no translation"):
-        first_that_passes(forms[:1], export_form, tmp_path)
+        first_form_that_passes(forms[:1], export_form, tmp_path)
 
 
 def assert_transformers_runs_each_part(model: Any, folder: Path) -> None:

@@ -26,12 +26,11 @@ class Bodies(OperationMode):
 
     Args:
         recorder: Records the calls of the run.
-        opened: Whether to record the calls; if not, those of the branch that is taken run without being seen.
     """
 
-    def __init__(self, recorder: CallRecorder, *, opened: bool) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         super().__init__()
-        self._recorder, self._opened = recorder, opened
+        self._recorder = recorder
         self._made: set[int | None] | None = None
         """The memory that a branch that is not taken has made, the only one that it may write to."""
 
@@ -54,9 +53,6 @@ class Bodies(OperationMode):
     def _run_branches(self, taken: Any, *branches_and_operands: Any) -> Any:
         *branches, operands = branches_and_operands
         chosen = branches[0 if bool(taken) else 1]
-        if not self._opened:
-            with self._recorder.suspended(), self:
-                return chosen(*operands)
         results = []
         for branch in branches:
             if branch is chosen:
@@ -85,7 +81,7 @@ class Bodies(OperationMode):
     def _run_while(self, func: Any, condition: Any, body: Any, *rest: Any, **kwargs: Any) -> Any:
         begun: set[str] = set()
         result = func(self._once(condition, begun, after="body"), self._once(body, begun, "body"), *rest, **kwargs)
-        if self._opened and "body" not in begun:
+        if "body" not in begun:
             carried = [value for values in rest[:2] for value in values]
             self._run_beside(body, carried)
             self._run_beside(condition, carried)
@@ -95,7 +91,7 @@ class Bodies(OperationMode):
         """A function whose first run is recorded, or the first after another function's."""
 
         def run(*args: Any) -> Any:
-            if self._opened and name not in begun and (not after or after in begun):
+            if name not in begun and (not after or after in begun):
                 begun.add(name)
                 with self._recorder.body(), self:
                     return function(*args)

@@ -123,7 +123,7 @@ def _of_all(example: Sizes) -> Iterator[Sizes]:
     yield _increasing(rising, {symbol: _up_from(1, size) for symbol, size in example.items()}, factor=3)
     yield {symbol: 2 * size for symbol, size in example.items()}
     yield _increasing(falling, {symbol: _fractions_and_multiples(size) for symbol, size in example.items()})
-    yield _increasing(rising, {symbol: _multiples(2, size) for symbol, size in example.items()})
+    yield _increasing(rising, {symbol: _multiples(size) for symbol, size in example.items()})
     yield dict.fromkeys(example, lcm(*example.values()))
     yield {symbol: max(size // 2, 1) for symbol, size in example.items()}
     yield {symbol: max(size - max(size // 5, 1), 1) for symbol, size in example.items()}
@@ -155,13 +155,13 @@ _FEW = 4
 """Below this, a size grows by one or two: batches mostly, whose rows are alike."""
 
 
-def _multiples(first: int, size: int) -> Iterator[int]:
-    return (times * size for times in range(first, 2**15))
+def _multiples(size: int) -> Iterator[int]:
+    return (times * size for times in range(2, 2**15))
 
 
 def _fractions_and_multiples(size: int) -> Iterator[int]:
     yield from (size // part for part in (4, 2) if size % part == 0)
-    yield from _multiples(2, size)
+    yield from _multiples(size)
 
 
 def _other(size: int) -> list[int]:
@@ -184,7 +184,7 @@ def related(first: str, second: str, kind: int, example: Sizes) -> Iterator[Size
         proposed += [{lower: 2 * size, upper: 3 * size} for size in (above, below)]
     if abs(kind) == 2:
         proposed = [{lower: size} for size in (above // 4, above // 2, below // 4, below // 2)]
-        proposed += [{upper: next(size for size in _multiples(2, below) if size >= 2 * above)}]
+        proposed += [{upper: next(size for size in _multiples(below) if size >= 2 * above)}]
         proposed += [{upper: 2 * above}, {lower: 1}, {lower: below, upper: 2 * below}]
     for sizes in proposed:
         if min(sizes.values()) > 0 and relation(sizes.get(first, one), sizes.get(second, other)) == kind:

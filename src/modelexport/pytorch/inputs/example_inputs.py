@@ -51,7 +51,7 @@ def example_inputs(
 def describe_inputs(inputs: Inputs) -> dict[str, dict[str, Any]]:
     """Name to element type, shape, smallest and largest element of every tensor in example inputs."""
     described = {}
-    for name, array in arrays_in(inputs).items():
+    for name, array in input_arrays(inputs).items():
         numbers = array.astype("float64") if array.dtype.kind in "fV" else array
         least, largest = (numbers.min().item(), numbers.max().item()) if array.size else (None, None)
         described[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "largest": largest}
@@ -68,7 +68,7 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
     from safetensors.numpy import save_file
 
     check_writable(path, alone=True)
-    arrays = arrays_in(inputs)
+    arrays = input_arrays(inputs)
     plain = all(array.dtype.isbuiltin == 1 for array in arrays.values())  # .npz does not keep the type bfloat16
     with checked_and_written(path.parent) as staging:
         if path.suffix == ".npz" and plain:
@@ -81,6 +81,6 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
             raise OutputError(f"cannot write inputs to {path}: give a name that ends in {suffixes}")
 
 
-def arrays_in(inputs: Inputs) -> dict[str, Any]:
+def input_arrays(inputs: Inputs) -> dict[str, Any]:
     """The tensors in example inputs as NumPy arrays, by the names of ``forward``'s arguments."""
     return {name: as_array(tensor) for name, tensor in tensors_in(inputs)}

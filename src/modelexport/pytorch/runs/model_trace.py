@@ -180,7 +180,7 @@ class _Recording:
             if self.calls:
                 stack.enter_context(self._recorder.attached())
             if bodies and self.calls:
-                stack.enter_context(Bodies(self._recorder, opened=True))
+                stack.enter_context(Bodies(self._recorder))
             stack.enter_context(_Operations(self, guard, wide=wide, operations=operations))
             result = self.model(*args, **kwargs)
             returned = [(name, tensor) for name, tensor in output_tensors(result) if has_elements(tensor)]

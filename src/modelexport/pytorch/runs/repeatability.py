@@ -129,15 +129,6 @@ def _hidden(runs: _Runs, inputs: Inputs) -> list[str]:
     return [name for name, tensor in plain.items() if name in fused and not _close(tensor, fused[name])]
 
 
-def is_random(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a model's outputs for the same inputs change from run to run; its state is restored afterwards."""
-    with untouched(model), collected():
-        runs = _Runs(model, inputs)
-        first = runs.run(1)
-        seeds = (2, *_MORE_SEEDS) if runs.drew else (2,)
-        return not _all_same(first, _first_other(first, map(runs.run, seeds)))
-
-
 def _first_other(
     first: Mapping[str, torch.Tensor], others: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:

@@ -97,7 +97,7 @@ def find_calls(model: ir.Model, *, were_lost: bool = False) -> FoundCalls:
         placing.sources[CallSource.NEIGHBOURS] = inferred
     tags = Tags(placing.module_tree(all_nodes(model)), placing.calls)
     name_nodes_apart(model)
-    parameters = _recorded_parameters(model)
+    parameters = [value for value in initializers(model) if is_recorded_parameter(value)]
     repeated = _repeated(model, {node for node, known in stacks.items() if known.stack[-1].index is None})
     write_tags(model, tags)
     record_own_names(model, parameters or None)
@@ -139,11 +139,6 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
         if any(count > 1 for count in uses.values()):
             paths[enclosing] = None
     return list(paths)
-
-
-def _recorded_parameters(model: ir.Model) -> list[ir.Value]:
-    """The initializers that ``torch.onnx`` recorded as parameters or as buffers in the ``state_dict``."""
-    return [value for value in initializers(model) if is_recorded_parameter(value)]
 
 
 def is_recorded_parameter(value: ir.Value) -> bool:

@@ -102,7 +102,7 @@ def profile(
 
         with stages("run PyTorch"):
             seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
-        measured = {name: profile_beside(part, seconds, "PyTorch") for name, part in measured.items()}
+        measured = {name: profile_beside(part, seconds) for name, part in measured.items()}
     from modelexport.tables.html_page import Page
 
     pages = [Page(part.table, "seconds", part.sections, name) for name, part in measured.items()]

@@ -131,7 +131,8 @@ class NamedPartsKind(PackageKind):
     ) -> str:
         parts = [*named_parts(model, self.with_inputs(user_inputs).parts, directory)]
         files = {entry.name: folder / entry.file for entry in manifest.parts}
-        notes += [f"{entry.name} takes again: {_pairs_text(entry)}" for entry in manifest.parts if entry.state]
+        pairs = {e.name: [f"{output} as {taken}" for output, taken in e.state.items()] for e in manifest.parts}
+        notes += [f"{name} takes again: {', '.join(texts)}" for name, texts in pairs.items() if texts]
         return first_fault(compare_chain(parts, files)) or next(
             filter(None, (first_fault(runs) for runs in _steps(parts, manifest, files))), ""
         )
@@ -224,10 +225,6 @@ def _check_state(entry: PartEntry, part: Part, pairs: Mapping[str, str]) -> None
             raise UsageError(
                 f"{entry.name} does not {what} {wrong}: it returns {outputs}, and takes {', '.join(entry.inputs)}"
             )
-
-
-def _pairs_text(entry: PartEntry) -> str:
-    return ", ".join(f"{output} as {taken}" for output, taken in entry.state.items())
 
 
 def _steps(parts: Sequence[ModelPart], manifest: Manifest, files: Mapping[str, Path]) -> Iterable[Any]:

@@ -26,7 +26,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.properties import record
 from modelexport.lineage.retagging import write_retagged
-from modelexport.packages.changed_packages import RECIPE, WEIGHTS, graph_of, moved, package_made_from
+from modelexport.packages.changed_packages import RECIPE, WEIGHTS, moved, only_graph, package_made_from
 from modelexport.packages.measured_parts import DECODE, time_parts_in_turns
 from modelexport.tables.turns import Turns
 from modelexport.tagged.file import read_tagged
@@ -69,7 +69,7 @@ def quantize_package(
     parts = {name: read_tagged(file) for name, file in package.files.items()}
     feeds = None
     if data is not None:
-        feeds = given_runs(read_tagged(graph_of(folder)), data, processor or folder)
+        feeds = given_runs(read_tagged(only_graph(folder)), data, processor or folder)
     folders: dict[Path, list[str]] = defaultdict(list)
     for entry in package.manifest.parts:
         folders[Path(entry.file).parent].append(entry.name)
@@ -187,7 +187,7 @@ def quantize_within(
         UsageError, FileFormatError, InputsError, OutputError: As for :func:`search` and :func:`quantize`.
     """
     path = as_path(file)
-    graph = graph_of(path)
+    graph = only_graph(path)
     if path.is_dir():
         check_written_by_us(Path(output) / RECIPE)
     else:

@@ -43,7 +43,7 @@ def sensitivity(
     shown: Shown,
 ) -> None:
     """Show how much the output of FILE changes if only one module is quantized."""
-    from modelexport.packages.changed_packages import graph_of
+    from modelexport.packages.changed_packages import only_graph
     from modelexport.tagged.file import read_tagged
     from modelexport.tools.quantize.sensitivity import COLUMNS, STEADY
     from modelexport.tools.quantize.sensitivity import sensitivity as measure
@@ -51,7 +51,7 @@ def sensitivity(
     if calibration.data is None:
         raise UsageError("errors are measured on inputs like those that the model will get: give --data")
     shown.check(COLUMNS)
-    graph = graph_of(file)
+    graph = only_graph(file)
     if selectors:
         read_tagged(graph).select(*selectors)  # before the work, not after it
     with stages_on_line()("measure"):

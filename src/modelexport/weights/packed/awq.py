@@ -18,7 +18,7 @@ import numpy as np
 
 from modelexport.errors import WeightsError
 from modelexport.weights.packed.bit_packing import bytes_of_words, pack, unpack
-from modelexport.weights.packed.scheme import FLOATS, Format, Part, Reader, Scheme, setting, whole_groups
+from modelexport.weights.packed.scheme import FLOATS, Component, Format, Reader, Scheme, setting, whole_groups
 
 _BITS = 4
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -54,7 +54,7 @@ def _numbers(words: np.ndarray) -> np.ndarray:
 
 FORMAT = Format(
     find=_find,
-    codes=Part(("qweight",), lambda scheme, tensors: pack(_numbers(tensors["qweight"]).T, _BITS)),
-    scales=Part(("scales",), lambda scheme, tensors: tensors["scales"].T),
-    zero_points=Part(("qzeros",), lambda scheme, tensors: _numbers(tensors["qzeros"]).T),
+    codes=Component(("qweight",), lambda scheme, tensors: pack(_numbers(tensors["qweight"]).T, _BITS)),
+    scales=Component(("scales",), lambda scheme, tensors: tensors["scales"].T),
+    zero_points=Component(("qzeros",), lambda scheme, tensors: _numbers(tensors["qzeros"]).T),
 )

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from modelexport.errors import WeightsError
-from modelexport.weights.packed.scheme import Format, Part, Reader, Scheme, Tensors
+from modelexport.weights.packed.scheme import Component, Format, Reader, Scheme, Tensors
 
 _STATE = "weight.quant_state.bitsandbytes__"
 
@@ -93,8 +93,8 @@ def _scales(scheme: Scheme, tensors: Tensors) -> np.ndarray:
 
 FORMAT = Format(
     find=_find,
-    codes=Part(("weight",), lambda scheme, tensors: tensors["weight"].reshape(-1), is_bytes=True),
-    scales=Part(
+    codes=Component(("weight",), lambda scheme, tensors: tensors["weight"].reshape(-1), is_bytes=True),
+    scales=Component(
         (
             "weight.absmax",
             "weight.nested_absmax",

@@ -21,8 +21,8 @@ from modelexport.errors import WeightsError
 from modelexport.weights.packed.bit_packing import bytes_of_words, unpack
 from modelexport.weights.packed.scheme import (
     FLOATS,
+    Component,
     Format,
-    Part,
     Reader,
     Scheme,
     Tensors,
@@ -103,9 +103,9 @@ def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
 
 FORMAT = Format(
     find=_find,
-    codes=Part(("weight_packed",), _codes, is_bytes=True),
-    scales=Part(("weight_scale",), lambda scheme, tensors: tensors["weight_scale"], is_bytes=True),
-    zero_points=Part(("weight_zero_point",), _zero_points),
-    groups=Part(("weight_g_idx",), lambda scheme, tensors: tensors["weight_g_idx"].astype(np.int32)),
+    codes=Component(("weight_packed",), _codes, is_bytes=True),
+    scales=Component(("weight_scale",), lambda scheme, tensors: tensors["weight_scale"], is_bytes=True),
+    zero_points=Component(("weight_zero_point",), _zero_points),
+    groups=Component(("weight_g_idx",), lambda scheme, tensors: tensors["weight_g_idx"].astype(np.int32)),
     unread=("weight_shape",),
 )

@@ -21,8 +21,8 @@ from modelexport.errors import WeightsError
 from modelexport.weights.packed.bit_packing import bytes_of_words, unpack
 from modelexport.weights.packed.scheme import (
     FLOATS,
+    Component,
     Format,
-    Part,
     Reader,
     Scheme,
     Tensors,
@@ -87,8 +87,8 @@ def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
 
 FORMAT = Format(
     find=_find,
-    codes=Part(("qweight",), _codes),
-    scales=Part(("scales",), lambda scheme, tensors: tensors["scales"].T),
-    zero_points=Part(("qzeros",), _zero_points),
-    groups=Part(("g_idx",), lambda scheme, tensors: tensors["g_idx"].astype(np.int32)),
+    codes=Component(("qweight",), _codes),
+    scales=Component(("scales",), lambda scheme, tensors: tensors["scales"].T),
+    zero_points=Component(("qzeros",), _zero_points),
+    groups=Component(("g_idx",), lambda scheme, tensors: tensors["g_idx"].astype(np.int32)),
 )

@@ -27,7 +27,7 @@ from modelexport.format.documents import TransformStep
 from modelexport.format.dtypes import parse_dtype
 from modelexport.weights.packed.bit_packing import pack, unpack
 from modelexport.weights.packed.known_formats import FORMATS
-from modelexport.weights.packed.scheme import Part, Scheme, Tensors, consecutive, order_of
+from modelexport.weights.packed.scheme import Component, Scheme, Tensors, consecutive, order_of
 
 DOMAIN, VERSION = "modelexport.packed", 1
 
@@ -164,7 +164,7 @@ def _order(wanted: Packing, tensors: Tensors) -> np.ndarray | None:
     return None
 
 
-def _by_block(wanted: Packing, part: Part, tensors: Tensors) -> np.ndarray:
+def _by_block(wanted: Packing, part: Component, tensors: Tensors) -> np.ndarray:
     values = part.compute(wanted, tensors)
     if is_table(wanted):
         return values

@@ -37,7 +37,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """One part of a weight, computed from some of its tensors."""
 
     roles: tuple[str, ...]
@@ -82,13 +82,13 @@ class Format:
 
     find: Callable[[Mapping[str, Any], Reader], dict[str, Scheme]]
     """From ``quantization_config`` and the tensors: the name of each layer to its scheme."""
-    codes: Part
+    codes: Component
     """``uint8[rows, columns * bits / 8]``: the unsigned numbers, packed as in ``packed/bit_packing.py``."""
-    scales: Part
+    scales: Component
     """``[rows, columns / group]``, or as many in one row where the groups do not end with the rows."""
-    zero_points: Part | None = None
+    zero_points: Component | None = None
     """``uint8[rows, columns / group]``; absent for a table. The number that means zero."""
-    groups: Part | None = None
+    groups: Component | None = None
     """``int32[columns]``: the group of each column, if the scheme is ordered."""
     table: Callable[[Scheme], np.ndarray] | None = None
     """The values that the numbers mean, if these are not equally spaced."""

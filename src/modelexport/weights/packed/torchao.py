@@ -18,7 +18,7 @@ import numpy as np
 
 from modelexport.errors import WeightsError
 from modelexport.weights.packed.bit_packing import pack
-from modelexport.weights.packed.scheme import FLOATS, Format, Part, Reader, Scheme, Tensors, whole_groups
+from modelexport.weights.packed.scheme import FLOATS, Component, Format, Reader, Scheme, Tensors, whole_groups
 
 _INTEGERS = {"int4": 4, "int8": 8}
 
@@ -75,11 +75,11 @@ def _unsigned(name: str, tensors: Tensors, bits: int) -> np.ndarray:
 
 FORMAT = Format(
     find=_find,
-    codes=Part(
+    codes=Component(
         ("_weight_qdata",), lambda scheme, tensors: pack(_unsigned("_weight_qdata", tensors, scheme.bits), scheme.bits)
     ),
-    scales=Part(("_weight_scale",), lambda scheme, tensors: tensors["_weight_scale"], is_bytes=True),
-    zero_points=Part(
+    scales=Component(("_weight_scale",), lambda scheme, tensors: tensors["_weight_scale"], is_bytes=True),
+    zero_points=Component(
         ("_weight_zero_point",), lambda scheme, tensors: _unsigned("_weight_zero_point", tensors, scheme.bits)
     ),
 )
