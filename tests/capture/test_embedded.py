@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,6 +32,22 @@ def _check(case: Any, path: Path) -> None:
 @pytest.mark.parametrize("case", [c for c in zoo.embedded.CASES if c.name in QUICK], ids=lambda case: case.name)
 def test_a_module_around_a_transformers_model(case: Any, tmp_path: Path) -> None:
     _check(case, tmp_path / "m.onnx")
+
+
+def test_a_mask_that_selects_nothing_scatters_nothing(tmp_path: Path) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    class Scattered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = LlamaRMSNorm(4)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return x.masked_scatter(mask[..., None], self.norm(x[mask]))
+
+    x, nothing = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)
+    result = export(Scattered(), (x, nothing), tmp_path / "m.onnx", frontend="dynamo", check=False)
+    assert np.array_equal(result.session().run(None, {"x": x.numpy(), "mask": nothing.numpy()})[0], x.numpy())
 
 
 @pytest.mark.slow

@@ -59,6 +59,26 @@ class Mixed(nn.Module):
         )
 
 
+class Chosen(nn.Module):
+    """Chooses rows by scores that are equal in float32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores = (1 + 1e-9 * score(x)[:, 0] for score in (self.first, self.second))
+        return tuple(table[each.topk(20).indices] for each in scores)
+
+
+def test_rows_that_only_float64_chooses_accuse_no_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Chosen(), (torch.randn(50, 4), torch.randn(50, 4))
+    assert (
+        modelexport.export(model, inputs, tmp_path / "x.onnx", frontend="dynamo", verify=True).check.status == "passed"
+    )
+
+
 @pytest.mark.slow
 def test_what_numpy_or_the_standard_lacks_accuses_no_file(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -56,7 +56,7 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
 
     class Captured(DynamoExporter):
         def export_program(self, *args: Any, **kwargs: Any) -> Any:
-            with _attention_of_torch():
+            with _computing_as_torch():
                 captured = super().export_program(*args, **kwargs)
             translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
             return captured
@@ -147,12 +147,21 @@ _REPLACED: Mapping[str, Callable[[Any], Any]] = {
 
 
 @contextlib.contextmanager
-def _attention_of_torch() -> Iterator[None]:
-    """Inside, attention is PyTorch's, an average where a mask has the smallest finite number for each key.
+def _computing_as_torch() -> Iterator[None]:
+    """Inside, attention is an average where a mask has the smallest finite number for each key, as in PyTorch, and
+    ``masked_scatter`` takes a source without elements.
 
-    The exporter of transformers writes zeros there.
+    The exporter of transformers writes zeros there, and reads the first element of each source.
     """
-    with attribute_set(torch.nn.functional, "scaled_dot_product_attention", ATTENTION):
+    scatter = torch.Tensor.masked_scatter
+
+    def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
+        return scatter(self, mask, torch.cat([source.reshape(-1), source.new_zeros(1)]))
+
+    with (
+        attribute_set(torch.nn.functional, "scaled_dot_product_attention", ATTENTION),
+        attribute_set(torch.Tensor, "masked_scatter", masked_scatter),
+    ):
         yield
 
 
@@ -165,7 +174,7 @@ def export_around_pretrained(
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
     with reset_model_state(model), replaced(_REPLACED), apply_patches("onnx"):
-        with torch.no_grad(), apply_patches("dynamo"), _attention_of_torch():
+        with torch.no_grad(), apply_patches("dynamo"), _computing_as_torch():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)
         exported = torch.onnx.export(

@@ -304,13 +304,19 @@ class _Watcher:
         scores = next((array for array in inputs if isinstance(array, np.ndarray) and array.dtype.kind == "f"), None)
         if scores is None:
             return indices
-        for right in self._choices.get(indices.shape, ()):
-            if right.scores.shape == scores.shape and relative_error(right.scores, scores) < SCORES_OF_PYTORCH:
-                if np.array_equal(right.indices, indices):
-                    return indices
-                if is_tie(right.scores, scores, right.indices, indices):
-                    self.trace.ties[node] = None
-                    return right.indices.astype(indices.dtype)
+        known = self._choices.get(indices.shape, [])
+        near = [
+            (apart, place)
+            for place, right in enumerate(known)
+            if right.scores.shape == scores.shape
+            and (apart := relative_error(right.scores, scores)) < SCORES_OF_PYTORCH
+        ]
+        if any(np.array_equal(known[place].indices, indices) for _, place in near):
+            return indices
+        for _, place in sorted(near):
+            if is_tie(known[place].scores, scores, known[place].indices, indices):
+                self.trace.ties[node] = None
+                return known.pop(place).indices.astype(indices.dtype)  # another node made another choice
         return indices
 
 

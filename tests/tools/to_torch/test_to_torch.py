@@ -326,7 +326,10 @@ def test_axes_that_fractions_are_computed_from_stay_dynamic(tmp_path: Path) -> N
     assert not any(isinstance(size, int) for size in ir.load(again).graph.inputs[0].shape or [1])
 
 
-@pytest.mark.parametrize(("mode", "factor"), [("bilinear", None), ("nearest", None), ("bilinear", 1.75)])
+@pytest.mark.parametrize(
+    ("mode", "factor"),
+    [("bilinear", None), ("nearest", None), ("bilinear", 1.75), ("bilinear", 0.7), ("bilinear", 1.7), ("bicubic", 1.7)],
+)
 def test_a_dynamic_image_is_resized_to_sizes(mode: str, factor: float | None, tmp_path: Path) -> None:
     class Back(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -336,6 +339,12 @@ def test_a_dynamic_image_is_resized_to_sizes(mode: str, factor: float | None, tm
     path = modelexport.export(Back(), (torch.randn(2, 3, 8, 10),), tmp_path / "x.onnx", dynamic=True, check=False).path
     x = torch.randn(1, 3, 7, 5)
     assert torch.allclose(modelexport.to_torch(path)(x), Back()(x), atol=1e-6)
+
+
+def test_corners_stay_corners_with_a_scale_that_is_not_a_whole_number(tmp_path: Path) -> None:
+    model, x = nn.Upsample(scale_factor=1.7, mode="bilinear", align_corners=True), torch.randn(1, 2, 10, 9)
+    path = modelexport.export(model, (x,), tmp_path / "x.onnx", check=False).path
+    assert torch.allclose(modelexport.to_torch(path)(x), model(x), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

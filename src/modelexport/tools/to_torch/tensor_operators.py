@@ -179,8 +179,8 @@ def _resize(o: Operation) -> ast.expr:
     """``F.interpolate``, of images and by what it computes as the standard does."""
     rank, image, mode = o.rank(), o.node.inputs[0], o.attribute("mode") or "nearest"
     old, how = o.node.op_type == "Upsample" or o.version < 11, dict[str, Any]()
-    numbers = (o.attribute("scales") or o.numbers(1)) if old else (o.numbers(2) or o.numbers(3))
-    by_scale = old or bool(o.numbers(2))
+    scales = (o.attribute("scales") or o.numbers(1)) if old else (_chosen_scales(o) or o.numbers(2))
+    numbers, by_scale = scales or o.numbers(3), old or bool(scales)
     places, nearest = ("asymmetric", "floor") if old else (o.attribute(_PLACES), o.attribute("nearest_mode"))
     axes = [axis % rank for axis in o.attribute("axes") or range(rank)]
     given = dict(zip(axes, numbers or (), strict=False))
@@ -199,13 +199,24 @@ def _resize(o: Operation) -> ast.expr:
     if (
         how.get("mode") is None or o.kind() != "f" or changed or not given.keys() >= {*range(2, rank)}
         or o.attribute("keep_aspect_ratio_policy") not in (None, "stretch") or not known or (smooth and mode != "cubic")
-        or (how["mode"] == "nearest-exact" and not exact) or ("align_corners" in how and by_scale and not exact)
+        or (how["mode"] == "nearest-exact" and not exact)
     ):  # fmt: skip
         raise UnwrittenError("F.interpolate does not compute it")
     return o.write("F.interpolate(a, **how)", how=how)
 
 
 _PLACES = "coordinate_transformation_mode"
+
+
+def _chosen_scales(o: Operation) -> list[float] | None:
+    """The numbers whose neighbours in float32, or 1, a file takes for the sizes that PyTorch has by these numbers."""
+    value, taken = o.value(2), list[Any]()
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Where":
+        taken, value = [*taken, node.inputs[1] and o.scope.constant(node.inputs[1])], node.inputs[2]
+    known = None if value is None or not taken else o.scope.constant(value)
+    if known is None or any(each is None or (abs(each / known - 1) > 1e-6)[each != 1].any() for each in taken):
+        return None
+    return [float(str(number)) for number in known]
 
 
 def _dft(o: Operation) -> ast.expr:
