@@ -475,7 +475,7 @@ def test_given_inputs_that_fit_are_accepted(inputs: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ({"input": torch.zeros(2, 5)}, r"Linear does not run with input float32\[2, 5\]: RuntimeError: mat1"),
+        ({"input": torch.zeros(2, 5)}, r"Linear does not run with input float32\[2, 5\]: RuntimeError: .*mat1"),
         ((torch.zeros(2, 5),), r"argument 0 float32\[2, 5\]"),
         ({"inputs": 3}, "inputs int: TypeError"),
         ({}, "with no inputs: TypeError"),

@@ -120,13 +120,15 @@ def _instructions(model: nn.Module, inputs: Inputs) -> _Path | None:
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not is_of_model(frame):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # Python 3.13 sends the instructions of frames that are traced when they are asked for.
+        frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = trace, True, False
         if event == "opcode":
             path.append((frame.f_code.co_filename, frame.f_lasti, frame.f_lineno))
         return trace
 
     args, kwargs = run_arguments(inputs)
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 sends instructions if a frame asked before `settrace`
     with untouched(model), collected(), torch.no_grad():
         sys.settrace(trace)
         try:
