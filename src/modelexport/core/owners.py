@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from modelexport.core.calls import ModuleCall
@@ -37,3 +38,10 @@ class Owner:
     def call(self) -> ModuleCall:
         """The call that produces the node's output."""
         return self.calls[0]
+
+
+def derived_owner(owners: Iterable[Owner | None]) -> Owner | None:
+    """The owner of a node that was made from nodes with some owners: all of their calls, with the line of the first."""
+    known = [owner for owner in owners if owner is not None]
+    calls = dict.fromkeys(call for owner in known for call in owner.calls)
+    return Owner(tuple(calls), Evidence.DERIVED, known[0].line) if known else None

@@ -18,6 +18,7 @@ from onnxscript import optimizer
 
 from modelexport.capture.patches import replaced
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
+from modelexport.regions.region import drop_unused
 from modelexport.weights.entries_of_initializers import Computed
 from modelexport.weights.packed import repacking as packed
 from modelexport.weights.recorded_transforms import compute_planned, run_operator, since_version, tensor_attributes
@@ -157,10 +158,7 @@ class FoldParameters(ir.passes.InPlacePass):
         self._tensors[folded] = tensor
         model.graph.initializers.add(folded)
         ir.convenience.replace_nodes_and_values(node.graph, node, [node], [], node.outputs, [folded])
-        for value in inputs:
-            if value.is_initializer() and not value.uses() and not value.is_graph_output():
-                assert isinstance(value.graph, ir.Graph)
-                value.graph.initializers.pop(value.name or "")
+        drop_unused(value for value in inputs if value.is_initializer())
         return True
 
     def _tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -24,11 +24,12 @@ def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> 
     return {value.name or "": names for value, names in keys.items()}
 
 
-def names_in(model: ir.Model) -> set[str | None]:
-    """The names of the values and nodes of a model."""
+def names_in(model: ir.Model, *, without: Collection[ir.Node] = ()) -> set[str | None]:
+    """The names of the values and nodes of a model, without those of some nodes."""
     taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
     for node in all_nodes(model):
-        taken.update((node.name, *(value.name for value in node.outputs)))
+        if node not in without:
+            taken.update((node.name, *(value.name for value in node.outputs)))
     return taken
 
 
@@ -39,6 +40,31 @@ def free_name(name: str, taken: set[str] | set[str | None], *, first: int = 2) -
         free, number = f"{name}_{number}", number + 1
     taken.add(free)
     return free
+
+
+def name_new_nodes(nodes: Iterable[ir.Node], taken: set[str | None], label: str = "") -> None:
+    """Give new nodes and the values that they compute names of their own, in place.
+
+    Args:
+        nodes: The nodes, with the new ones in their nested graphs.
+        taken: The names that other things have. The new ones are added.
+        label: What a taken name gets in front.
+    """
+
+    def unique(name: str) -> str:
+        return free_name(f"{label}/{name}" if label and name in taken else name, taken)
+
+    for node in nodes:
+        for value in node.outputs:
+            if value.name:
+                value.name = unique(value.name)
+        node.name = unique(node.name or (f"{label}/{node.op_type}" if label else node.op_type))
+        for graph in nested_graphs(node):
+            for value in (*graph.inputs, *graph.initializers.values()):
+                value.name = unique(value.name or "value")
+        for value in node.outputs:
+            if value.name is None:
+                value.name = unique(f"{node.name}.output")
 
 
 def name_values_apart(model: ir.Model) -> None:

@@ -1,9 +1,9 @@
-"""Cuts nodes out of a tagged graph, with everything that they need to run by themselves. All commands use this file."""
+"""Cuts regions out of a tagged graph as models, with everything that they need to run by themselves."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Container, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,11 @@ from modelexport.format import keys
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import enclosing_nodes, nodes_behind, required_inputs, values_taken, with_nested
+from modelexport.graph.nodes import enclosing_nodes, nodes_behind, required_inputs
 from modelexport.graph.parameter_plans import listed_entries, record_state_dict, used_keys
 from modelexport.graph.properties import properties_of, put_texts, record, text_of
 from modelexport.regions.recomputed_values import Recomputable, SizeFromInput, insert_shape_node, is_size
+from modelexport.regions.region import Region, weights_of
 from modelexport.tagged.encodings.encoded import encoded
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cut:
-    """A call as a model of its own; changing it does not change the model that it was cut out of."""
+    """A region as a model of its own; changing it does not change the model that it was cut out of."""
 
     model: ir.Model
     inputs: list[ir.Value]
@@ -66,7 +67,7 @@ def _permute(new: MutableSequence[ir.Value], old: list[ir.Value], first: Sequenc
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements of cut-out nodes besides their weights."""
+    """The requirements of a region besides its weights."""
 
     inputs: list[ir.Value]
     """Values that become inputs."""
@@ -77,7 +78,7 @@ class Needs:
 
 
 class Cutter:
-    """Cuts nodes out of one model; shared facts are computed once, in time linear in the size of the model."""
+    """Cuts regions out of one model; shared facts are computed once, in time linear in the size of the model."""
 
     def __init__(self, tagged: TaggedFile) -> None:
         self._tagged = tagged
@@ -93,48 +94,48 @@ class Cutter:
         """Whether a call or one inside it owns a node."""
         return any(True for _ in self._tagged.nodes_of(call))
 
-    def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
+    def region_of(self, call: ModuleCall) -> Region:
         """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node.
 
         Raises:
             UsageError: Some nodes are in the body of a function that is called elsewhere.
         """
-        nodes = set(self._tagged.nodes_of(call))
+        nodes = dict.fromkeys(self._tagged.nodes_of(call))
         called = {node.op_identifier() for node in nodes}
-        nodes = {node for node in nodes if self._in_functions.get(node) not in called}
+        nodes = {node: None for node in nodes if self._in_functions.get(node) not in called}
         if any(node in self._in_functions for node in nodes):
             raise UsageError(
                 f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"
             )
-        return nodes
+        boundary = self._tagged.boundaries[call]
+        return Region(nodes, list(boundary.inputs), list(boundary.outputs))
 
-    def cut(self, call: ModuleCall) -> Cut:
+    def cut_call(self, call: ModuleCall) -> Cut:
         """A call that has nodes, as a model of its own.
 
         Raises:
             UsageError: Its nodes are in the body of a function.
             FileFormatError: A value at its boundary has no type, and none can be inferred.
         """
-        nodes, boundary = self.nodes_of(call), self._tagged.boundaries[call]
-        taken, returned = list(boundary.inputs), list(boundary.outputs)
+        region, calls = self.region_of(call), self._tagged.calls
         if call == self._tagged.top:  # it also returns inputs and weights, which no node computes
             returned = list(self._model.graph.outputs)
-            taken = [value for value in required_inputs(self._model) if value in (*boundary.inputs, *returned)]
-        needs = self.needs(nodes, taken)
-        calls = self._tagged.calls
-        return self.copy(nodes, needs, returned, calls.inside(call), calls.stack(call), f"'{call}'")
+            taken = [value for value in required_inputs(self._model) if value in (*region.inputs, *returned)]
+            region = Region(region.nodes, taken, returned)
+        return self.cut(region, f"'{call}'", inside=calls.inside(call), above=calls.stack(call))
 
-    def needs(self, nodes: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
-        """What nodes need for the values that they take from other nodes.
+    def needs(self, region: Region) -> Needs:
+        """What a region needs for the values that it takes from other nodes, or returns without computing them.
 
         Constants are recomputed, and so are sizes that depend on the sizes of values that are needed anyway.
         """
-        is_constant = {value: self.recomputable.is_constant(value) for value in taken}
-        computed = [value for value, constant in is_constant.items() if not constant]
-        needs = Needs([], set(nodes_behind(value for value, constant in is_constant.items() if constant)), {})
+        elsewhere = [value for value in region.outputs if value.producer() not in region.nodes]
+        constant = {value for value in (*region.inputs, *elsewhere) if self.recomputable.is_constant(value)}
+        computed = [value for value in region.inputs if value not in constant]
+        needs = Needs([], set(nodes_behind(constant)), {})
         arguments = {value: None for value in computed if not is_size(value)}
         for value in computed:
-            repeated = self.recomputable.size(value, nodes, arguments) if value not in arguments else None
+            repeated = self.recomputable.size(value, region.nodes, arguments) if value not in arguments else None
             if repeated is None:
                 needs.inputs.append(value)
             else:
@@ -142,25 +143,18 @@ class Cutter:
                 needs.sizes_from_inputs.update(repeated[1])
         return needs
 
-    def copy(
-        self,
-        nodes: set[ir.Node],
-        needs: Needs,
-        outputs: Sequence[ir.Value],
-        inside: set[ModuleCall],
-        above: Iterable[ModuleCall],
-        what: str,
-    ) -> Cut:
+    def cut(self, region: Region, what: str, *, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> Cut:
         """Copies of nodes, with everything that they need, as a flat model; nodes in their nested graphs stay nested.
 
         Args:
+            what: A description of the region, for messages.
             inside: The calls that the nodes belong to; other owners are removed if one of these remains.
             above: Calls that stay in the call tree even if they own no node of it.
-            what: A description of the cut, for messages.
 
         Raises:
             FileFormatError: An input or output has no type, and none can be inferred.
         """
+        needs, outputs = self.needs(region), region.outputs
         values = [*needs.inputs, *outputs]
         if untyped := [v for v in values if v.type is None and text_of(v, keys.VALUE_TYPE) is None]:
             infer_shapes(self._model)
@@ -169,10 +163,11 @@ class Cutter:
                     f"{self._tagged.path} has no type for '{unknown[0]}', which {what} takes or returns, and it cannot "
                     "be inferred: export it again"
                 )
-        copied, whole = nodes | needs.recomputed, self._model.graph
-        chosen = [node for node in sorted(copied, key=self._position.__getitem__) if not self.is_held(node, copied)]
-        weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
-        weights.update((value, None) for value in outputs if value.is_initializer())
+        copied, whole = needs.recomputed.union(region.nodes), self._model.graph
+        chosen = [
+            node for node in sorted(copied, key=self._position.__getitem__) if not self.is_nested_in(node, copied)
+        ]
+        weights = weights_of(chosen) | {value: None for value in outputs if value.is_initializer()}
         graph = copy_of(
             ir.GraphView(
                 [*needs.inputs, *needs.sizes_from_inputs],
@@ -191,21 +186,17 @@ class Cutter:
         optional = {value.name for value in whole.inputs if value.is_initializer()}
         graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
         model = self._wrap(graph, inside, above)
-        others = len(needs.recomputed - nodes) + len(needs.sizes_from_inputs)
+        others = len(needs.recomputed - region.nodes.keys()) + len(needs.sizes_from_inputs)
         return Cut(model, list(needs.inputs), list(outputs), others)
 
-    def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
+    def is_nested_in(self, node: ir.Node, nodes: Container[ir.Node]) -> bool:
         """Whether a node is in a nested graph of one of these nodes."""
-        enclosing = self.enclosing_node(node)
-        while enclosing is not None:
-            if enclosing in nodes:
+        graph = node.graph
+        while isinstance(graph, ir.Graph) and (around := self.enclosing.get(graph)) is not None:
+            if around in nodes:
                 return True
-            enclosing = self.enclosing_node(enclosing)
+            graph = around.graph
         return False
-
-    def enclosing_node(self, node: ir.Node) -> ir.Node | None:
-        """The node whose nested graph a node is in."""
-        return self.enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _wrap(self, graph: ir.Graph, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> ir.Model:
         """A model of a graph, with its functions, the metadata of the whole model, and the tags of its calls."""
@@ -234,28 +225,3 @@ class Cutter:
             entries = {key: replace(entry, used=entry.used and key in used) for key, entry in listed.items()}
             record_state_dict(model, entries)
         return model
-
-
-def nodes_between(
-    outputs: Iterable[ir.Value], is_inside: Callable[[ir.Value], bool]
-) -> tuple[set[ir.Node], dict[ir.Value, None]]:
-    """The nodes that compute values, with those nested in them, and the values that they take from outside.
-
-    Args:
-        is_inside: Whether the node that computes a value is one of them. Weights are not asked about.
-    """
-    nodes: set[ir.Node] = set()
-    taken: dict[ir.Value, None] = {}
-    pending = [value for value in outputs if is_inside(value)]
-    while pending:
-        node = pending.pop().producer()
-        if node is None or node in nodes:
-            continue
-        nodes.update(with_nested(node))
-        for value in values_taken(node):
-            if not value.is_initializer():
-                if is_inside(value):
-                    pending.append(value)
-                else:
-                    taken[value] = None
-    return nodes, taken

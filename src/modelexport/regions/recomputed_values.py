@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -38,7 +38,7 @@ class Recomputable:
         return value.is_initializer() or (producer is not None and self._constant[producer])
 
     def size(
-        self, value: ir.Value, cut: set[ir.Node], arguments: Mapping[ir.Value, None]
+        self, value: ir.Value, cut: Container[ir.Node], arguments: Mapping[ir.Value, None]
     ) -> tuple[set[ir.Node], dict[ir.Value, SizeFromInput]] | None:
         """How to compute a size from the sizes of the cut's own values: the nodes that this takes, and sizes to renew.
 

@@ -479,7 +479,7 @@ def external(exported: Exporter, tmp_path: Path) -> Path:
 
 def test_weights_of_other_calls_are_not_read(external: Path, exported: Exporter, tmp_path: Path) -> None:
     data = external.with_name("whole.onnx.data")
-    wanted = [value.const_value for value in initializers(Cutter(load(external)).cut(ModuleCall("pooler")).model)]
+    wanted = [value.const_value for value in initializers(Cutter(load(external)).cut_call(ModuleCall("pooler")).model)]
     kept = {(tensor.offset or 0, tensor.nbytes) for tensor in wanted if isinstance(tensor, ir.ExternalTensor)}
     content = data.read_bytes()
     # Weights that are not needed become NaN, which would show if they were used. The end of the file has its digest.

@@ -15,6 +15,7 @@ import torch
 from modelexport.graph.narrow_to_float32 import graph_of
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
+from modelexport.regions.region import Region, put
 
 
 def copy_along_equal_sizes(model: ir.Model) -> None:
@@ -105,7 +106,7 @@ def pick_pixels_as_pytorch(model: ir.Model) -> None:
         scales = None if given is None else [float(str(number)) for number in given]
         axes = [_Axis(index, node, None if scales is None else scales[index]) for index in range(2, len(data.shape))]
         if any(not axis.is_right_in_runtime() for axis in axes):
-            _gather(node, [axis for axis in axes if axis.before is None or axis.before != axis.after])
+            _gather(model, node, [axis for axis in axes if axis.before is None or axis.before != axis.after])
 
 
 def _constant(value: ir.Value) -> np.ndarray | None:
@@ -181,7 +182,7 @@ class _Axis:
         return nodes
 
 
-def _gather(node: ir.Node, axes: Sequence[_Axis]) -> None:
+def _gather(model: ir.Model, node: ir.Node, axes: Sequence[_Axis]) -> None:
     """Put a ``Gather`` for each axis in the place of a node."""
     result, (value,) = node.inputs[0], node.outputs
     nodes: list[ir.Node] = []
@@ -192,16 +193,11 @@ def _gather(node: ir.Node, axes: Sequence[_Axis]) -> None:
         result = nodes[-1].outputs[0]
     for new in nodes:
         new.outputs[0].name = new.name
-        set_owner(new, owner_of(node))
     last = nodes[-1].outputs[0]
-    graph_of(node).insert_before(node, nodes)
-    last.type, last.shape = value.type, None if value.shape is None else value.shape.copy()
+    put(model, nodes, [last], Region({node: None}, [], [value]), dict.fromkeys(nodes, owner_of(node)))
     for axis in axes:
         if last.shape is not None and axis.after is not None:
             last.shape[axis.index] = axis.after
-    ir.convenience.replace_all_uses_with(value, last, replace_graph_outputs=True)
-    graph_of(node).remove(node, safe=True)
-    last.name = value.name
 
 
 def _scales(node: ir.Node, scales: ir.Value, numbers: np.ndarray | None) -> ir.Value:

@@ -25,7 +25,8 @@ from modelexport.format.keys import CUT_FROM
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import inputs_and_results, required_inputs, sizes_of
 from modelexport.graph.properties import record
-from modelexport.regions.graph_cutter import Cut, Cutter, nodes_between
+from modelexport.regions.graph_cutter import Cut, Cutter
+from modelexport.regions.region import Region
 from modelexport.regions.shared_files import size_of_weights
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.file import TaggedFile, as_tagged
@@ -128,14 +129,13 @@ def extract_values(
     returned, start = [values[name] for name in outputs], [values[name] for name in inputs]
     if absent := [value.name for value in returned if value.producer() is None or value in start]:
         raise UsageError(f"no node computes '{absent[0]}': name a value that is the result of a node")
-    nodes, taken = nodes_between(returned, lambda value: value.producer() is not None and value not in start)
-    cutter = Cutter(tagged)
-    needs = cutter.needs(nodes, dict.fromkeys([*start, *taken]))
-    if start and (more := [value.name or "" for value in needs.inputs if value not in start]):
+    found = Region.between(returned, lambda value: value.producer() is not None and value not in start)
+    region, cutter = Region(found.nodes, [*dict.fromkeys([*start, *found.inputs])], returned), Cutter(tagged)
+    if start and (more := [value.name or "" for value in cutter.needs(region).inputs if value not in start]):
         raise UsageError(f"'{outputs[0]}' also depends on {first_few(more)}: give it with --from as well")
-    calls = {owner.call for node in nodes if (owner := owner_of(node)) is not None}
+    calls = {owner.call for node in region.nodes if (owner := owner_of(node)) is not None}
     inside = {above for call in calls for above in tagged.calls.stack(call)}
-    cut = cutter.copy(nodes, needs, returned, inside, {ROOT}, "the part")
+    cut = cutter.cut(region, "the region", inside=inside, above={ROOT})
     cut.reorder(start or [value for value in tagged.model.graph.inputs if value in cut.inputs], returned)
     with checked_and_written(output.parent, [tagged.path]) as staging:
         return _save(tagged, cut, common_stack(map(tagged.calls.stack, calls))[-1], staging, output)
@@ -160,7 +160,7 @@ def _write(tagged: TaggedFile, cutter: Cutter, call: ModuleCall, staging: Path, 
         reason = next((module.reason for module in modules if module.path == call.path), "")
         reason = reason or "it returns its input, or its operations were folded away or merged into others"
         raise UsageError(f"'{call}' has no nodes in {tagged.path}: {reason}")
-    cut = cutter.cut(call)
+    cut = cutter.cut_call(call)
     interface = interface_of(tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
     if call != tagged.top:  # the whole has the order of the file
         cut.reorder(interface.inputs, interface.outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,12 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken, with_nested
+from modelexport.graph.nodes import all_nodes, with_nested
 from modelexport.graph.parameter_plans import adapter_input, listed_entries, record_state_dict, used_keys
 from modelexport.graph.properties import put_texts, record
-from modelexport.graph.unique_names import free_name, names_in
 from modelexport.regions import Sharing
 from modelexport.regions.graph_cutter import Cut, Cutter
+from modelexport.regions.region import Region, put, weights_of
 from modelexport.regions.shared_files import save_edited
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -115,9 +115,8 @@ class _CallBefore:
     """A call and its boundary before anything was replaced."""
 
     call: ModuleCall
-    nodes: set[ir.Node]
-    inputs: list[ir.Value]
-    outputs: list[ir.Value]
+    region: Region
+    """Without constants and sizes among its inputs."""
     borrowed: list[ir.Value]
     """The weights from which nodes of other calls compute constants for it, such as a weight of one in 8 bits."""
     cut: Cut | None
@@ -158,28 +157,31 @@ class _Replacer:
 
     def call_before(self, call: ModuleCall, *, copied: bool) -> _CallBefore:
         """A call and its boundary, before anything is replaced."""
-        nodes, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
-        if not boundary.outputs:
+        region = self._cutter.region_of(call)
+        if not region.outputs:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
-        if any(value.type is None for value in (*boundary.inputs, *boundary.outputs)):
+        if any(value.type is None for value in (*region.inputs, *region.outputs)):
             infer_shapes(self._model)  # most exporters of others leave types out
-        needs = self._cutter.needs(nodes, boundary.inputs)
-        self._graph_of(call, nodes)
-        cut = self._cutter.cut(call) if copied else None
-        borrowed = [value for value in self._weights(needs.recomputed - nodes) if is_weight(value)]
-        return _CallBefore(call, nodes, needs.inputs, list(boundary.outputs), borrowed, cut)
+        needs = self._cutter.needs(region)
+        self._graph_of(call, region)
+        cut = self._cutter.cut_call(call) if copied else None
+        recomputed = needs.recomputed - region.nodes.keys()
+        weights = weights_of(node for node in self._tagged.nodes if node in recomputed)
+        borrowed = [value for value in weights if is_weight(value)]
+        return _CallBefore(call, Region(region.nodes, needs.inputs, region.outputs), borrowed, cut)
 
     def _interface(self, place: _CallBefore, inside: ir.Graph | None) -> CallInterface:
         """The interface of a call with the values that are there now."""
         usable: dict[str, ir.Value] = {}
         """The values that nodes in the place of the call can use, by name."""
         while inside is not None:
-            computed = (value for node in inside if node not in place.nodes for value in node.outputs)
+            computed = (value for node in inside if node not in place.region.nodes for value in node.outputs)
             values = (*inside.inputs, *inside.initializers.values(), *computed)
             usable = {value.name or "": value for value in values} | usable
             around = self._cutter.enclosing.get(inside)
             inside = around.graph if around is not None and isinstance(around.graph, ir.Graph) else None
-        inputs, outputs = ([self.now.get(v, v) for v in values] for values in (place.inputs, place.outputs))
+        sides = place.region.inputs, place.region.outputs
+        inputs, outputs = ([self.now.get(value, value) for value in values] for values in sides)
         interface = interface_of(self._tagged, place.call, inputs, outputs, usable)
         if place.cut is not None:
             place.cut.inputs = [self.now.get(value, value) for value in place.cut.inputs]
@@ -189,30 +191,39 @@ class _Replacer:
 
     def replace(self, place: _CallBefore, substitute: Substitute) -> ReplacedCall:
         """Replace a call."""
-        graph = self._graph_of(place.call, place.nodes)
-        weights = self._weights(place.nodes)
+        graph = self._graph_of(place.call, place.region)
+        weights = weights_of(place.region.nodes)
         site = Site(self._interface(place, graph), list(dict.fromkeys([*weights, *place.borrowed])), place.cut)
         parts = substitute.build(site, self.edited, self._owners_beside([place]))
-        added = self._tag(place.call, parts, substitute.name)
-        outputs = site.interface.outputs
-        following = self._following(graph, place, outputs)
+        outputs, nodes = site.interface.outputs, [each for node in parts.nodes for each in with_nested(node)]
+        for node in nodes:
+            put_texts(node, {keys.REPLACED: substitute.name}, only=True)
+        owners = dict.fromkeys(nodes, Owner((place.call,))) | dict(parts.owners)
+        region = Region(place.region.nodes, site.interface.inputs, outputs)
+        try:
+            removed = put(
+                self._model, parts.nodes, parts.outputs, region, owners, weights=parts.weights, label=str(place.call)
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"'{place.call}' cannot be replaced as a whole: it takes values that are computed from its own; "
+                "replace the modules in it"
+            ) from error
         for old, new in zip(outputs, parts.outputs, strict=True):
-            self._take_over(old, new)
-        removed = self._remove(place.nodes, weights)
-        self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
-        self._insert(graph, parts.nodes, following, place.call)
+            self.now.update((value, new) for value, now in list(self.now.items()) if now is old)
+            self.now[old] = new
+        self._dirty.update(weights, weights_of(nodes))
+        self._record[str(place.call)] = substitute.name
         self._merge(parts, place.call)
         self.replaced.append(place.call)
         if parts.graft is not None:
             self.grafts.append(parts.graft)
-        computed = {value for node in parts.nodes for value in node.outputs}
-        taken = dict.fromkeys(value for node in parts.nodes for value in values_taken(node))
         return ReplacedCall(
             str(place.call),
             self.edited.tags.tag(place.call),
             removed,
-            added,
-            [value.name or "" for value in taken if not value.is_initializer() and value not in computed],
+            len(nodes),
+            [value.name or "" for value in Region.of(parts.nodes).inputs],
             [value.name or "" for value in parts.outputs],
         )
 
@@ -224,88 +235,20 @@ class _Replacer:
 
     def _owners_beside(self, places: Sequence[_CallBefore]) -> set[ModuleCall]:
         """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
-        nodes = {node for place in places for node in place.nodes}
+        nodes = {node for place in places for node in place.region.nodes}
         inside = {call for place in places for call in self._tagged.calls.inside(place.call)}
         owners = ((node, owner) for node in all_nodes(self._model) if (owner := owner_of(node)) is not None)
         beside = (owner for node, owner in owners if node not in nodes or not inside.issuperset(owner.calls))
         return {call for owner in beside for call in owner.calls}
 
-    def _sorted(self, nodes: set[ir.Node]) -> list[ir.Node]:
-        return [node for node in self._tagged.nodes if node in nodes]
-
-    def _weights(self, nodes: set[ir.Node]) -> dict[ir.Value, None]:
-        """The initializers that nodes take."""
-        return dict.fromkeys(v for n in self._sorted(nodes) for v in values_taken(n) if v.is_initializer())
-
-    def _graph_of(self, call: ModuleCall, nodes: set[ir.Node]) -> ir.Graph:
+    def _graph_of(self, call: ModuleCall, region: Region) -> ir.Graph:
         """The one graph that the nodes of a call are in."""
-        graphs = {node.graph for node in nodes if not self._cutter.is_held(node, nodes)}
+        graphs = {node.graph for node in region.nodes if not self._cutter.is_nested_in(node, region.nodes)}
         if len(graphs) != 1:
             raise UsageError(f"'{call}' ran both inside and outside of a branch: replace the calls one by one")
         (graph,) = graphs
         assert isinstance(graph, ir.Graph)
         return graph
-
-    def _following(self, graph: ir.Graph, place: _CallBefore, outputs: Sequence[ir.Value]) -> ir.Node | None:
-        """The node of the graph before which new nodes are put: after the old ones, and before all users."""
-        users: set[ir.Node] = set()
-        for usage in (usage for value in outputs for usage in value.uses()):
-            user: ir.Node | None = usage.node
-            while user is not None and user.graph is not graph:
-                user = self._cutter.enclosing_node(user)
-            if user is not None and user not in place.nodes:
-                users.add(user)
-        nodes = list(graph)
-        last = max(index for index, node in enumerate(nodes) if node in place.nodes)
-        return next((node for index, node in enumerate(nodes) if node in users or index > last), None)
-
-    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """Replace an old value by a new one, which gets its type and shape."""
-        new.type = old.type if old.type is not None else new.type
-        new.shape = old.shape.copy() if old.shape is not None else new.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        self.now.update((value, new) for value, now in list(self.now.items()) if now is old)
-        self.now[old] = new
-
-    def _remove(self, nodes: set[ir.Node], weights: Iterable[ir.Value]) -> int:
-        """Remove the nodes whose values are no longer used, and the weights that only they used."""
-        removed = 0
-        for node in reversed(self._sorted(nodes)):
-            if node.graph is None or any(v.uses() or v.is_graph_output() for v in node.outputs):
-                continue
-            _, *nested = with_nested(node)
-            for inner in nested:
-                for index in range(len(inner.inputs)):
-                    inner.replace_input_with(index, None)
-            node.graph.remove(node, safe=True)
-            removed += 1 + len(nested)
-        for value in weights:
-            if not value.uses() and not value.is_graph_output():
-                for graph in self._model.graphs():
-                    if graph.initializers.get(value.name or "") is value:
-                        del graph.initializers[value.name or ""]
-                if value.is_graph_input():
-                    self._model.graph.inputs.remove(value)
-            else:
-                self._dirty.add(value)
-        return removed
-
-    def _insert(self, graph: ir.Graph, nodes: Sequence[ir.Node], before: ir.Node | None, call: ModuleCall) -> None:
-        """Insert nodes before their first user; if values that they need come later, sort the graph."""
-        if before is None:
-            graph.extend(nodes)
-            return
-        places = {node: index for index, node in enumerate(graph)}
-        makers = {value.producer() for node in nodes for value in values_taken(node)}
-        graph.insert_before(before, nodes)
-        if any(places[maker] >= places[before] for maker in makers if maker is not None and maker in places):
-            try:
-                graph.sort()
-            except ValueError as error:
-                raise UsageError(
-                    f"'{call}' cannot be replaced as a whole: it takes values that are computed from its own; replace "
-                    "the modules in it"
-                ) from error
 
     def _merge(self, parts: Parts, call: ModuleCall) -> None:
         """Add weights, functions and opsets to the model."""
@@ -331,41 +274,6 @@ class _Replacer:
                     set_owner(mine, dataclasses.replace(owner, calls=tuple(dict.fromkeys([*owner.calls, *more.calls]))))
         for domain, version in parts.opsets.items():
             self._model.opset_imports.setdefault(domain, version)
-
-    def _tag(self, call: ModuleCall, parts: Parts, by: str) -> int:
-        """Give new nodes their owners; returns how many nodes there are."""
-        self._record[str(call)] = by
-        nodes = [each for node in parts.nodes for each in with_nested(node)]
-        for node in nodes:
-            put_texts(node, {keys.REPLACED: by}, only=True)
-            set_owner(node, parts.owners.get(node, Owner((call,))))
-            self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
-        return len(nodes)
-
-    def _name(self, call: ModuleCall, parts: Parts, outputs: dict[ir.Value, ir.Value]) -> None:
-        """Give new nodes and values unique names; outputs get the names of the values that they replace."""
-        there = names_in(self._model)
-
-        def unique(name: str) -> str:
-            return free_name(f"{call}/{name}" if name in there else name, there)
-
-        for new, old in outputs.items():
-            new.name = old.name
-            if old.name in there and old.name is not None:  # a shared node still computes it for others
-                old.name = free_name(f"{old.name}_before", there)
-            there.add(new.name)
-        for value in parts.weights:
-            if value.name in there and self._model.graph.initializers.get(value.name or "") is not value:
-                value.name = free_name(f"{call}.{value.name}", there)
-            there.add(value.name)
-        for node in [each for new in parts.nodes for each in with_nested(new)]:
-            node.name = unique(node.name or f"{call}/{node.op_type}")
-            for graph in nested_graphs(node):
-                for value in (*graph.inputs, *graph.initializers.values()):
-                    value.name = unique(value.name or "value")
-            for value in node.outputs:
-                if value not in outputs and value.name != "":
-                    value.name = unique(value.name or f"{node.name}_out")
 
     def finish(self) -> None:
         """Update the metadata."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -18,9 +18,10 @@ from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import nodes_behind, required_inputs, with_nested
+from modelexport.graph.nodes import required_inputs, with_nested
 from modelexport.regions import Sharing
-from modelexport.regions.graph_cutter import Cut, nodes_between
+from modelexport.regions.graph_cutter import Cut
+from modelexport.regions.region import Region
 from modelexport.regions.shared_files import SharedFiles, size_of_weights
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.file import TaggedFile
@@ -234,13 +235,13 @@ class _Stages:
     def cut(self) -> list[Cut]:
         """The stages, in order."""
         whole, last = self._tagged.model.graph, len(self.places) - 1
-        constants = dict.fromkeys(v for v in whole.outputs if self._made_in(v) is None)
         outputs = dict.fromkeys(whole.outputs)
+        constants = {value: None for value in outputs if self._made_in(value) is None}
         cuts: list[Cut] = []
         for index in reversed(range(len(self.places))):
             at_end = constants if index == last else {}
             returned = [v for v in outputs | at_end if self._made_in(v) == index or v in at_end]
-            cuts.append(self._stage_of(index, returned, at_end))
+            cuts.append(self._stage_of(index, returned))
             outputs.update(dict.fromkeys(cuts[-1].inputs))
         return cuts[::-1]
 
@@ -249,20 +250,20 @@ class _Stages:
         producer = value.producer()
         return None if producer is None else self._stage.get(producer)
 
-    def _stage_of(self, index: int, outputs: list[ir.Value], constants: Iterable[ir.Value]) -> Cut:
+    def _stage_of(self, index: int, outputs: list[ir.Value]) -> Cut:
         """A stage that computes these values, with only the nodes that they need."""
         if not outputs:
             begin = self._timeline.name(self.places[index].start)
             raise UsageError(f"no later stage uses the results of the stage that begins with {begin}: cut elsewhere")
-        nodes, taken = nodes_between(outputs, lambda value: self._made_in(value) == index)
-        taken.update((value, None) for value in outputs if value.is_graph_input() and not value.is_initializer())
+        found = Region.between(outputs, lambda value: self._made_in(value) == index)
+        returned = (value for value in outputs if value.is_graph_input() and not value.is_initializer())
         order = {value: place for place, value in enumerate(self._tagged.model.graph.inputs)}
-        needs = self._timeline.cutter.needs(nodes, sorted(taken, key=lambda value: order.get(value, len(order))))
-        needs.recomputed.update(nodes_behind(constants))
-        calls, owners = self._tagged.calls, (owner_of(node) for node in nodes)
+        taken = sorted(dict.fromkeys([*found.inputs, *returned]), key=lambda value: order.get(value, len(order)))
+        calls, owners = self._tagged.calls, map(owner_of, found.nodes)
         alone = {owner.call for owner in owners if owner is not None and len(owner.calls) == 1}
         inside = {above for call in alone for above in calls.stack(call)}
-        return self._timeline.cutter.copy(nodes, needs, outputs, inside, {calls.calls[0].call}, f"stage {index}")
+        region, root = Region(found.nodes, taken, outputs), calls.calls[0].call
+        return self._timeline.cutter.cut(region, f"stage {index}", inside=inside, above={root})
 
 
 def figures_of(nodes: Mapping[str, float]) -> Measure:

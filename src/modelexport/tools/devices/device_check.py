@@ -18,7 +18,7 @@ from modelexport.runtime.devices import CPU
 from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile
-from modelexport.tools.devices.device_regions import Region, RegionCutter
+from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import (
     DeviceReport,
     Fallback,
@@ -143,12 +143,12 @@ class _DeviceCheck:
             return False
         return region is not None and self._judged(region, self._runs.run(region), call).is_faulty
 
-    def _note(self, region: Region, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
+    def _note(self, region: ReferenceRegion, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
         report = self._judged(region, result, call, **more)
         self.looked_at[f"{call} {more['node_names']}" if more else str(call)] = report
         return report
 
-    def _judged(self, region: Region, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
+    def _judged(self, region: ReferenceRegion, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
         status, rounding = judge(region, result, self._runs.device, self._bound)
         if status in ("failed", "crashed", "hung") and self._result.status == "ran":
             status = "not compared"  # as a part of the whole it runs

@@ -15,10 +15,10 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import required_inputs, values_taken
-from modelexport.regions.cut_pieces import outputs_of
+from modelexport.graph.nodes import required_inputs
 from modelexport.regions.graph_cutter import Cut, Cutter
 from modelexport.regions.inferred_types import infer_types
+from modelexport.regions.region import Region
 from modelexport.runtime.runner import output_error
 from modelexport.runtime.runner_process import largest
 from modelexport.runtime.saturating_products import unsigned_copy
@@ -33,8 +33,8 @@ _KEPT = 2**28
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
-    """Nodes as a model of their own; the whole file is a region too."""
+class ReferenceRegion:
+    """A region as a model of its own, with right values at its boundary; the whole file is a region too."""
 
     name: str
     nodes: tuple[ir.Node, ...]
@@ -47,7 +47,7 @@ class Region:
     outputs: Mapping[str, Any]
     """Those that can be compared."""
 
-    def with_model(self, model: ir.Model) -> Region | None:
+    def with_model(self, model: ir.Model) -> ReferenceRegion | None:
         """The region with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
         try:
             results = FileRun(model, in_float64_for="float32").run(self.inputs)
@@ -116,32 +116,27 @@ class RegionCutter:
         )
         self._compute([*tagged.model.graph.outputs, *boundaries])
 
-    def whole(self) -> Region:
+    def whole(self) -> ReferenceRegion:
         """The file itself."""
         model = self._tagged.model
         values = [value for value in model.graph.outputs if value in self._right]
         outputs = {value.name or "": self._array(value) for value in values}
-        return Region(
+        return ReferenceRegion(
             ".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), _comparable(outputs)
         )
 
-    def of_call(self, call: ModuleCall) -> Region | None:
+    def of_call(self, call: ModuleCall) -> ReferenceRegion | None:
         """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
         if call.address in ("", ".") or not self._cutter.has_nodes(call):
             return None
-        return self._region(str(call), self._tagged.nodes_of(call), self._cutter.cut(call))
+        return self._region(str(call), self._tagged.nodes_of(call), self._cutter.cut_call(call))
 
-    def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> Region | None:
+    def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> ReferenceRegion | None:
         """Some nodes of the main graph."""
-        inside_region = set(nodes)
-        taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
-        outside = [value for value in taken if value.producer() not in inside_region and not value.is_initializer()]
-        outputs = outputs_of(nodes)
-        needs = self._cutter.needs(inside_region, outside)
-        calls_inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
-        return self._region(name, nodes, self._cutter.copy(inside_region, needs, outputs, calls_inside, calls, name))
+        inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+        return self._region(name, nodes, self._cutter.cut(Region.of(nodes), name, inside=inside, above=calls))
 
-    def _region(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Region | None:
+    def _region(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> ReferenceRegion | None:
         self._compute([*cut.inputs, *cut.outputs])
         if not cut.inputs or not all(value in self._right for value in (*cut.inputs, *cut.outputs)):
             return None  # constants are computed when the file is loaded
@@ -150,7 +145,7 @@ class RegionCutter:
         }
         outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
         taken, right = ({key: self._array(source) for key, source in side.items()} for side in (inputs, outputs))
-        return Region(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
+        return ReferenceRegion(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
 
     def _array(self, value: ir.Value) -> Any:
         """The right array of a value, in its type."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from modelexport.errors import UsageError
 from modelexport.runtime.devices import Device
 from modelexport.runtime.runner_process import RunnerResult
-from modelexport.tools.devices.device_regions import Region
+from modelexport.tools.devices.device_regions import ReferenceRegion
 from modelexport.tools.devices.device_report import RegionStatus
 
 TIMES_ROUNDING = 2.0
@@ -22,11 +22,13 @@ class RegionRunner(Protocol):
     runs_any_region: bool
     """Whether it can run any region of nodes."""
 
-    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
+    def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
         """Run a region."""
 
 
-def judge(region: Region, result: RunnerResult, device: Device, bound: float) -> tuple[RegionStatus, float | None]:
+def judge(
+    region: ReferenceRegion, result: RunnerResult, device: Device, bound: float
+) -> tuple[RegionStatus, float | None]:
     """The status of a region, and what its type costs on the CPU if it is beyond the bound.
 
     An error that ONNX Runtime has on the CPU as well, as in a quantized region, is not blamed on the device: the

@@ -27,7 +27,7 @@ from modelexport.runtime.devices import CPU, Device, described
 from modelexport.runtime.runner_process import RunnerResult, write_for_runner
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check
-from modelexport.tools.devices.device_regions import Region, RegionCutter
+from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
@@ -149,7 +149,7 @@ class _ResultsOfKit:
     def __init__(self, results: KitResults) -> None:
         self.device, self._parts = described(results.device), results.parts
 
-    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
+    def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
         """The result of a part.
 
         Raises:
@@ -164,7 +164,7 @@ class _ResultsOfKit:
         return msgspec.structs.replace(result, message=shortened(on_one_line(result.message), 600))
 
 
-def _write(region: Region, folder: Path, number: int) -> dict[str, Any]:
+def _write(region: ReferenceRegion, folder: Path, number: int) -> dict[str, Any]:
     how = {"name": region.name, "stem": f"part{number}", "values": "values"}
     return write_for_runner(region.model, region.inputs, region.outputs, folder, **how)
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from modelexport.runtime.runner_process import RunnerProcess, RunnerResult, write_for_runner
-from modelexport.tools.devices.device_regions import Region
+from modelexport.tools.devices.device_regions import ReferenceRegion
 
 
 class RegionRuns(RunnerProcess):
@@ -14,7 +14,7 @@ class RegionRuns(RunnerProcess):
 
     runs_any_region = True
 
-    def run(self, region: Region, *, log: bool = False) -> RunnerResult:
+    def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
         """Run a region, or read its result from the cache; ``log`` as :meth:`RunnerProcess.run_model` has it."""
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             folder = Path(name)

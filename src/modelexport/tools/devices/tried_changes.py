@@ -9,7 +9,7 @@ import onnx_ir as ir
 from modelexport.core.text import shortened
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
-from modelexport.tools.devices.device_regions import Region
+from modelexport.tools.devices.device_regions import ReferenceRegion
 from modelexport.tools.devices.device_report import TriedChange, count_nodes
 from modelexport.tools.devices.judged_regions import RegionRunner, judge
 from modelexport.tools.quantize.changes_for_devices import change_nodes
@@ -17,7 +17,7 @@ from modelexport.tools.quantize.changes_for_devices import change_nodes
 _CHANGES = ("definition", "float")
 
 
-def tried_changes(region: Region, node: ir.Node, runs: RegionRunner, bound: float) -> Iterator[TriedChange]:
+def tried_changes(region: ReferenceRegion, node: ir.Node, runs: RegionRunner, bound: float) -> Iterator[TriedChange]:
     """Try changes of a node on a device.
 
     Args:
@@ -29,7 +29,7 @@ def tried_changes(region: Region, node: ir.Node, runs: RegionRunner, bound: floa
             yield TriedChange(change, _result(region, model, runs, bound))
 
 
-def _result(region: Region, model: ir.Model, runs: RegionRunner, bound: float) -> str:
+def _result(region: ReferenceRegion, model: ir.Model, runs: RegionRunner, bound: float) -> str:
     if (changed := region.with_model(model)) is None:
         return "cannot be computed"
     try:

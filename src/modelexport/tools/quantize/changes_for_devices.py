@@ -4,7 +4,6 @@ bring the result nearer to that of the unquantized model."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,20 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.core.owners import Evidence
+from modelexport.core.owners import Owner, derived_owner
 from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Rule
-from modelexport.graph.copies import value_like
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import (
     all_nodes,
-    initializers,
-    inputs_and_results,
     nested_graphs,
     nodes_behind,
     required_inputs,
-    values_taken,
 )
 from modelexport.graph.properties import drop_texts, put_texts, text_of
-from modelexport.graph.unique_names import free_name, names_in
-from modelexport.regions.cut_pieces import outputs_of
+from modelexport.graph.unique_names import free_name, name_new_nodes, names_in
+from modelexport.regions.region import Region, put, weights_of
 from modelexport.runtime.saturating_products import make_unsigned
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.recipes import CHANGES
@@ -55,16 +51,11 @@ def change_nodes(model: ir.Model, kind: str, names: Collection[str | None]) -> b
         kind: One of :data:`.recipes.CHANGES`.
     """
     nodes = [node for node in model.graph if node.name in names and node.op_type != "Constant"]
-    before, taken = set(all_nodes(model)), names_in(model)
+    before = set(all_nodes(model))
     if not nodes or not _CHANGES[kind](model, nodes):
         return False
     new = {node: None for node in all_nodes(model) if node not in before}
-    values = {value.name for value in inputs_and_results(model) if value.producer() not in new}
-    values |= {value.name for value in initializers(model)}
-    for node in new:
-        node.name = free_name(f"{stem}.{node.op_type}" if (stem := node.name) else node.op_type, taken)
-        for value in node.outputs:
-            value.name = free_name(value.name or f"{node.name}.output", values)
+    name_new_nodes(new, names_in(model, without=new))
     return True
 
 
@@ -93,10 +84,10 @@ def apply_changes(model: ir.Model, tagged: TaggedFile, rules: Sequence[Rule]) ->
     return changed
 
 
-def _give(node: ir.Node, source: ir.Node) -> None:
-    """Let a new node have the calls of another, and its name as the beginning of its own."""
-    node.name, owner = source.name, owner_of(source)
-    set_owner(node, owner and replace(owner, evidence=Evidence.DERIVED))
+def _give(node: ir.Node, name: str | None, owner: Owner | None) -> None:
+    """Let a new node have the calls of another, and the name of that as the beginning of its own."""
+    node.name = f"{name}.{node.op_type}" if name else node.op_type
+    set_owner(node, derived_owner([owner]))
 
 
 def _keep_apart(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
@@ -116,7 +107,7 @@ def _keep_apart(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
         pair = [ir.node("Neg", [source], outputs=[result]) for source, result in ((value, once), (once, twice))]
         model.graph.insert_after(maker, pair)
         for node in pair:
-            _give(node, maker)
+            _give(node, maker.name, owner_of(maker))
         for user, index in uses:
             user.replace_input_with(index, twice)
     return bool(between)
@@ -124,15 +115,14 @@ def _keep_apart(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 
 def _by_definition(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
     """Replace operators by the bodies that the standard gives for them, and ``GatherND`` by ``Gather``."""
-    sources, changed = dict[str, ir.Node](), False
+    sources, changed = dict[str, Owner | None](), False
     for node in nodes:
         if (function := _definition(node, model.opset_imports)) is None:
-            changed |= node.op_type == "GatherND" and _gather_flat(model.graph, node)
+            changed |= node.op_type == "GatherND" and _gather_flat(model, node)
             continue
         for inner in function:
             put_texts(inner, {_BODY_OF: node.name or ""})
-        sources[node.name or ""] = ir.Node("", "", [], name=node.name)
-        set_owner(sources[node.name or ""], owner_of(node))
+        sources[node.name or ""] = owner_of(node)
         model.functions[function.identifier()] = function
         node.domain, node.op_type, node.overload = function.identifier()
     if sources:
@@ -140,7 +130,7 @@ def _by_definition(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
     for inlined in model.graph if sources else ():
         if (name := text_of(inlined, _BODY_OF)) is not None:
             drop_texts([inlined], {_BODY_OF})
-            _give(inlined, sources[name])
+            _give(inlined, name, sources[name])
     return changed or bool(sources)
 
 
@@ -177,7 +167,7 @@ def _definition(node: ir.Node, opsets: Mapping[str, int]) -> ir.Function | None:
     return ir.serde.deserialize_function(proto)
 
 
-def _gather_flat(graph: ir.Graph, node: ir.Node) -> bool:
+def _gather_flat(model: ir.Model, node: ir.Node) -> bool:
     """Replace a ``GatherND`` of constant places in a value of known sizes by a ``Gather`` along one axis."""
     data, places = node.inputs
     tensor = None if places is None else ir.convenience.get_const_tensor(places)
@@ -195,9 +185,9 @@ def _gather_flat(graph: ir.Graph, node: ir.Node) -> bool:
     gather = ir.node("Gather", [reshape.outputs[0], constants[1].outputs[0]], {"axis": 0}, outputs=[result])
     new = [*constants, reshape, gather]
     for inserted in new:
-        _give(inserted, node)
+        _give(inserted, node.name, owner_of(node))
     reshape.outputs[0].type = data.type
-    ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, gather.outputs)
+    put(model, new, gather.outputs, Region.of([node]), {})
     return True
 
 
@@ -278,41 +268,36 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 
     The condition, that an input has at least 0 elements, always holds, and is not computed before the file runs.
     """
-    inside, leaving, graph = set(nodes), outputs_of(nodes), model.graph
-    entering = [value for node in nodes for value in values_taken(node) if value.producer() not in inside]
-    loops = not inside.isdisjoint(nodes_behind(entering))
+    region = Region.of(nodes)
+    taken, leaving = [*region.inputs, *weights_of(nodes)], region.outputs
+    loops = not region.nodes.keys().isdisjoint(nodes_behind(region.inputs))
     shaped = all(value.dtype is not None and value.shape is not None for value in leaving)
     if loops or not shaped or not required_inputs(model) or any(nested_graphs(node) for node in nodes):
         return False
-    results, otherwise = [], []
+    computed, otherwise = copy_of(ir.GraphView(taken, leaving, nodes=nodes, name="processor")), []
+    for value, copied in zip(taken, computed.inputs, strict=True):  # a branch takes values of the graph around it
+        ir.convenience.replace_all_uses_with(copied, value)
+    computed.inputs.clear()
     for value in leaving:
-        results.append(value_like(value))
-        for user, index in value.uses():
-            if user not in inside:
-                user.replace_input_with(index, results[-1])
-        for index, output in enumerate(graph.outputs):
-            if output is value:
-                graph.outputs[index] = results[-1]
         assert value.dtype is not None
         assert value.shape is not None
         sizes = np.array([size if isinstance(size, int) else 0 for size in value.shape], np.int64)
         constant = ir.node("Constant", [], {"value": ir.tensor(sizes)})
         fill = {"value": ir.tensor(np.zeros(1, value.dtype.numpy()))}
         otherwise += [constant, ir.node("ConstantOfShape", constant.outputs, fill)]
+    for value in computed.outputs:
         value.name = f"{value.name}.computed"
-    graph.remove(nodes)
     count = ir.node("Size", required_inputs(model)[:1])
     none = ir.node("Constant", [], {"value": ir.tensor(np.array(-1, np.int64))})
     holds = ir.node("Greater", [count.outputs[0], none.outputs[0]])
     branches = {
-        "then_branch": ir.Graph([], leaving, nodes=nodes, name="processor"),
+        "then_branch": computed,
         "else_branch": ir.Graph([], [n.outputs[0] for n in otherwise[1::2]], nodes=otherwise, name="never"),
     }
-    added = [count, none, holds, ir.node("If", holds.outputs, branches, outputs=results)]
+    added = [count, none, holds, ir.node("If", holds.outputs, branches, num_outputs=len(leaving))]
     for node in (*otherwise, *added):
-        _give(node, nodes[-1])
-    graph.extend(added)
-    graph.sort()
+        _give(node, nodes[-1].name, owner_of(nodes[-1]))
+    put(model, added, added[-1].outputs, region, {})
     return True
 
 

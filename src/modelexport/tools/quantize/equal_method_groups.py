@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.parameter_plans import parameter_plan
-from modelexport.regions.cut_pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
+from modelexport.tools.quantize.weights_behind import weight_behind
 
 WEIGHTS: Mapping[str, int] = {
     "MatMul": 1,

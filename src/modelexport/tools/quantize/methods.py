@@ -2,7 +2,7 @@
 
 A method is written ``NAME`` or ``NAME:OPTION=VALUE,...``: ``int4``, ``int4:block=64,algorithm=hqq``, ``float16``. It is
 applied to a small model, which contains the nodes that it is meant for and no other
-(:mod:`modelexport.regions.cut_pieces`).
+(:mod:`modelexport.tools.quantize.quantized_regions`).
 """
 
 from __future__ import annotations

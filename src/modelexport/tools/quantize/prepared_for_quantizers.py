@@ -10,10 +10,10 @@ from modelexport.files.linked_weights import check_weights_files
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.owners_after_passes import derive_owners
-from modelexport.regions.cut_pieces import MOVES_WEIGHTS
 from modelexport.regions.inferred_types import infer_types
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import WEIGHTS
+from modelexport.tools.quantize.weights_behind import MOVES_WEIGHTS
 
 QUANTIZED_SINCE = 11
 """The oldest version of the standard operators that ONNX Runtime's quantizers take."""

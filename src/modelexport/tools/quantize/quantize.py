@@ -26,7 +26,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nodes_of
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
-from modelexport.regions.cut_pieces import PieceInserter, cut_piece, same_tensors, weight_behind
+from modelexport.regions.region import Region
 from modelexport.runtime.saturating_products import saturating_modules
 from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -34,6 +34,7 @@ from modelexport.tools.quantize.changes_for_devices import apply_changes
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 from modelexport.tools.quantize.methods import Method, apply_method
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.quantized_regions import QuantizedRegions, cut_for_quantizer
 from modelexport.tools.quantize.recipes import (
     CHANGES,
     Assignment,
@@ -43,6 +44,7 @@ from modelexport.tools.quantize.recipes import (
     resolve,
     within_range,
 )
+from modelexport.tools.quantize.weights_behind import same_tensors, weight_behind
 from modelexport.tools.quantize.written_weights import check_written, products
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
@@ -228,15 +230,15 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
         CheckError: A library wrote other weights than its method explains.
     """
     copy = copy_of(model)
-    pieces = PieceInserter(copy)
+    quantized = QuantizedRegions(copy)
     for method, nodes in _nodes_by_method(copy, assignment):
-        piece = cut_piece(copy, nodes)
-        before = products(piece) if method.row.largest is None else {}
-        changed = apply_method(piece, method, ranges)
+        region = Region.of(nodes)
+        cut = cut_for_quantizer(copy, region)
+        before = products(cut) if method.row.largest is None else {}
+        changed = apply_method(cut, method, ranges)
         if before:
             check_written(nodes, method, before, changed, ranges if method.row.needs_data else None)
-        pieces.put(nodes, changed)
-    copy.graph.sort()
+        quantized.put(region, changed)
     return copy
 
 

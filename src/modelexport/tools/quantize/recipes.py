@@ -13,11 +13,11 @@ from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Recipe, Rule, read_recipe
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.regions.cut_pieces import weight_behind, weights_behind
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import WEIGHTS, find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
+from modelexport.tools.quantize.weights_behind import weight_behind, weights_behind
 from modelexport.traces.calibration_data import RunInputs
 from modelexport.traces.value_ranges import measure_values
 

@@ -23,13 +23,15 @@ from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
-from modelexport.regions.cut_pieces import cut_piece, import_operators, weight_behind, weights_behind
+from modelexport.regions.region import Region
 from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import Session, open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import find_groups, merged, weighted_nodes
 from modelexport.tools.quantize.methods import Method, apply_method
+from modelexport.tools.quantize.quantized_regions import cut_for_quantizer, import_operators
 from modelexport.tools.quantize.recipes import can_quantize
+from modelexport.tools.quantize.weights_behind import weight_behind, weights_behind
 from modelexport.traces.array_differences import is_comparable
 
 Choice = Mapping[int, Method]
@@ -107,10 +109,11 @@ class SwitchableSession:
                     if not can_quantize(method, node, weighted):
                         held[method] |= float_weights
                         continue
-                    piece = model_of(apply_method(cut_piece(model, [node]), method, ranges))
-                    import_operators(model, piece)
-                    held[method] |= _sizes(piece.graph.initializers.values())
-                    branches.append((_switch(index, method), piece))
+                    cut = cut_for_quantizer(model, Region.of([node]))
+                    quantized = model_of(apply_method(cut, method, ranges))
+                    import_operators(model, quantized)
+                    held[method] |= _sizes(quantized.graph.initializers.values())
+                    branches.append((_switch(index, method), quantized))
                 if branches and node in used:
                     _put(model.graph, node, branches)
             self.added |= {(index, m): sum(held[m].values()) - sum(held[None].values()) for m in methods}
@@ -205,17 +208,17 @@ def _sizes(weights: Iterable[ir.Value]) -> dict[str | None, int]:
 
 
 def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]]) -> None:
-    """Replace a node by a choice between itself and the pieces that were made from it."""
+    """Replace a node by a choice between itself and the quantized models that were made from it."""
     live = [value for value in node.outputs if value.uses() or value.is_graph_output()]
     same = [value_like(value, f"{value.name} kept" if value.name else None) for value in node.outputs]
     kept = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), outputs=same)
     nodes, results = [kept], [kept.outputs[node.outputs.index(value)] for value in live]
-    for switch, piece in branches:
+    for switch, quantized in branches:
         condition = next((value for value in graph.inputs if value.name == switch), None)
         if condition is None:
             condition = ir.Value(name=switch, type=_CONDITION, shape=ir.Shape([]))
             graph.inputs.append(condition)
-        then = ir.Attr("then_branch", ir.AttributeType.GRAPH, _branch(graph, node, piece, live, switch))
+        then = ir.Attr("then_branch", ir.AttributeType.GRAPH, _branch(graph, node, quantized, live, switch))
         otherwise = ir.Attr("else_branch", ir.AttributeType.GRAPH, ir.Graph([], results, nodes=nodes, name="kept"))
         chosen = ir.Node(
             "", "If", [condition], [then, otherwise], outputs=[value_like(v, f"{v.name} if {switch}") for v in live]
@@ -224,9 +227,9 @@ def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]
     ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, live, results)
 
 
-def _branch(graph: ir.Graph, node: ir.Node, piece: ir.Model, live: Sequence[ir.Value], switch: str) -> ir.Graph:
-    """A piece as a branch, which takes its inputs from the graph around it; its weights are put there, too."""
-    branch = piece.graph
+def _branch(graph: ir.Graph, node: ir.Node, quantized: ir.Model, live: Sequence[ir.Value], switch: str) -> ir.Graph:
+    """A quantized model as a branch that takes its inputs from the graph around it, where its weights are put, too."""
+    branch = quantized.graph
     branch.sort()  # some libraries append new nodes at the end
     results = {value.name: value for value in branch.outputs}
     branch.outputs[:] = [results[value.name] for value in live]
