@@ -8,7 +8,7 @@ import pytest
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.owners_by_matching import Descent, trace_owners
@@ -25,7 +25,7 @@ def derived(before: str, after: str, **owners: str) -> tuple[dict[str | None, tu
     source, changed = graph(before), graph(after)
     for node in all_nodes(source):
         name = node.outputs[0].name or ""
-        node.meta[OWNER] = Owner((ModuleCall.parse(owners[name]),), Evidence.EXACT)
+        set_owner(node, Owner((ModuleCall.parse(owners[name]),), Evidence.EXACT))
     descent = trace_owners(take_snapshot(source), changed)
     found = {
         node.outputs[0].name: (owner.evidence.value, [str(call) for call in owner.calls])

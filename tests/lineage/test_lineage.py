@@ -12,7 +12,7 @@ import pytest
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.missing_types import fill_types
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_values_apart
@@ -31,7 +31,7 @@ def tagged(text: str, **owners: str) -> ir.Model:
     for node in all_nodes(model):
         name = node.outputs[0].name
         if name in owners:
-            node.meta[OWNER] = Owner((ModuleCall.parse(owners[name]),), Evidence.EXACT)
+            set_owner(node, Owner((ModuleCall.parse(owners[name]),), Evidence.EXACT))
     return model
 
 

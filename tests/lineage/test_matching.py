@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
 from modelexport.lineage.matching import by_inputs_of_fused_nodes
@@ -146,7 +146,7 @@ CASES = {
 def traced(case: Case, walks: tuple[Walk, ...] = WALKS) -> Found:
     source, changed = (ir.from_proto(onnx.parser.parse_model(HEADER + text)) for text in (case.before, case.after))
     for node in all_nodes(source):
-        node.meta[OWNER] = Owner((ModuleCall.parse(case.owners[node.outputs[0].name or ""]),), Evidence.EXACT)
+        set_owner(node, Owner((ModuleCall.parse(case.owners[node.outputs[0].name or ""]),), Evidence.EXACT))
     trace_owners(take_snapshot(source), changed, walks)
     return {
         node.outputs[0].name or "": (owner.evidence.value, [str(call) for call in owner.calls])

@@ -26,7 +26,7 @@ from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import Tags
 from modelexport.format import keys
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.pytorch.inputs.named_inputs import feeds
 from modelexport.tagged.encodings.attributes import write_attributes
@@ -251,7 +251,7 @@ def random_models(draw: st.DrawFn) -> tuple[ir.Model, Tags]:
         output = ir.Value(name=f"v_{number}", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
         inputs = [draw(st.sampled_from(values)) for _ in range(2)]
         node = ir.Node("", draw(st.sampled_from(["Add", "Mul"])), inputs, outputs=[output], name=f"node_{number}")
-        node.meta[OWNER] = Owner(tuple(dict.fromkeys(traced.call for traced in owners)), Evidence.EXACT)
+        set_owner(node, Owner(tuple(dict.fromkeys(traced.call for traced in owners)), Evidence.EXACT))
         nodes.append(node)
         values.append(output)
     graph = ir.Graph([x], [values[-1]], nodes=nodes, initializers=weights, opset_imports={"": 20}, name="g")
@@ -312,7 +312,7 @@ def chain(*owners: str, uses: Mapping[int, tuple[int, ...]] | None = None) -> Gr
             for depth in range(1, len(parts) + 1):
                 call, above = ".".join(parts[:depth]), ".".join(parts[: depth - 1])
                 calls.setdefault(call, TracedCall(ModuleCall(call), ModuleCall(above), depth, None, None))
-        node.meta[OWNER] = Owner(tuple(ModuleCall(path) for path in owned.split("+")))
+        set_owner(node, Owner(tuple(ModuleCall(path) for path in owned.split("+"))))
         nodes.append(node)
     graph = ir.Graph([x], [nodes[-1].outputs[0]], nodes=nodes, opset_imports={"": 20})
     return group_calls(ir.Model(graph, ir_version=10), CallTree(tuple(calls.values())))
@@ -381,13 +381,13 @@ def test_a_call_in_both_branches_of_a_condition_stays_flat() -> None:
     branches = []
     for number in range(2):
         node = ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 1)], outputs=[ir.Value(name=f"c{number}")])
-        node.meta[OWNER] = Owner((call,))
+        set_owner(node, Owner((call,)))
         branches.append(ir.Graph([], [node.outputs[0]], nodes=[node], name=f"branch{number}"))
     x = ir.Value(name="x")
     names = ("then_branch", "else_branch")
     held = [ir.AttrGraph(name, branch) for name, branch in zip(names, branches, strict=True)]
     enclosing = ir.Node("", "If", [x], held, outputs=[ir.Value(name="y")])
-    enclosing.meta[OWNER] = Owner((root,))
+    set_owner(enclosing, Owner((root,)))
     graph = ir.Graph([x], [enclosing.outputs[0]], nodes=[enclosing], opset_imports={"": 20})
     calls = CallTree((TracedCall(root, None, 0, None, None), TracedCall(call, root, 1, None, None)))
     grouping = group_calls(ir.Model(graph, ir_version=10), calls)

@@ -16,7 +16,7 @@ from modelexport.core.tags import Tags
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.format import documents
 from modelexport.graph.boundaries import find_boundaries
-from modelexport.graph.node_owners import OWNER
+from modelexport.graph.node_owners import set_owner
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.pytorch.calls.module_tree_of_model import containers, module_tree
@@ -66,7 +66,7 @@ class GraphMaker:
         node.name = self.draw(st.sampled_from(["same", "w0", f"n{self.count}", None]))
         for position, value in enumerate(node.outputs):
             value.name = f"v{self.count}_{position}"
-        node.meta[OWNER] = Owner(tuple(self.draw(several)))
+        set_owner(node, Owner(tuple(self.draw(several))))
         return node
 
 

@@ -17,7 +17,7 @@ from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TensorSpec,
 from modelexport.core.owners import Evidence, Owner
 from modelexport.format import keys
 from modelexport.graph.narrow_to_float32 import OPERATION
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.properties import put_texts, text_of
 from modelexport.tagged.found_calls.recorded_stacks import NAME_SCOPES
@@ -77,7 +77,7 @@ class FxOwners:
                 number = made_for.target is torch.ops.aten.scalar_tensor.default and len(made_for.users) == 1
                 node.meta[OPERATION] = id(next(iter(made_for.users)) if number else made_for)
             if made_for in owners:
-                node.meta[OWNER] = owners[made_for]
+                set_owner(node, owners[made_for])
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
         """Find the value of each marked node: the last tensor of the nodes that it was decomposed into.
@@ -223,7 +223,7 @@ def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
     """Assign the nodes of a nested graph that a translation made the owner of their enclosing node."""
     for node in graph:
         if owner is not None and owner_of(node) is None:
-            node.meta[OWNER] = owner
+            set_owner(node, owner)
         for nested in nested_graphs(node):
             _own_nested(nested, owner_of(node))
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, enclosing_nodes
 from modelexport.lineage.derived_and_inferred_owners import complete_lines, place_unowned
 
@@ -26,11 +26,11 @@ def assign_owners(model: ir.Model, calls: Sequence[ModuleCall], lines: LinesOfCo
     for node in all_nodes(model):
         scope, stack, node.doc_string = _SCOPE.search(node.name or ""), node.doc_string or "", None
         if scope is not None:
-            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT, lines.traced(stack))
+            set_owner(node, Owner((calls[int(scope[1])],), Evidence.EXACT, lines.traced(stack)))
     place_unowned(model)
     for node in all_nodes(model):
         # Between an input and an output of the graph, around the model.
-        node.meta.setdefault(OWNER, Owner((ROOT,), Evidence.DERIVED))
+        set_owner(node, owner_of(node) or Owner((ROOT,), Evidence.DERIVED))
     nodes = list(all_nodes(model))
     complete_lines(nodes, enclosing_nodes(nodes))
 

@@ -15,7 +15,7 @@ from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.exporting.constant_folding import FoldConstants, FoldParameters
 from modelexport.exporting.rewrite_rules import RewritePass, default_rules
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, draws
 
 
@@ -89,7 +89,7 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
             producer = value.producer()
             owner = owner_of(producer) if producer is not None else Owner((ROOT,))
             if owner is not None:
-                node.meta[OWNER] = Owner((owner.call,), Evidence.DERIVED, owner.line)
+                set_owner(node, Owner((owner.call,), Evidence.DERIVED, owner.line))
     for name in {*output_names}.difference(reserved) & {*model.graph.initializers}:  # a constant, not a parameter
         model.graph.initializers[name].name = f"constant.{name}"
     taken = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}.union(reserved)
@@ -103,6 +103,6 @@ def copied_value(graph: ir.Graph, value: ir.Value, call: ModuleCall, name: str) 
     node = ir.node("Identity", [value], name=name)
     copy = node.outputs[0]
     copy.name, copy.shape, copy.type = name, value.shape, value.type
-    node.meta[OWNER] = Owner((call,), Evidence.DERIVED)
+    set_owner(node, Owner((call,), Evidence.DERIVED))
     graph.append(node)
     return copy

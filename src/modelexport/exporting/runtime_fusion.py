@@ -18,7 +18,7 @@ from modelexport.core.module_tree import ModuleTree
 from modelexport.exporting.fused_decoders import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
 from modelexport.exporting.options import FuseFor
 from modelexport.graph.missing_types import fill_types
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_symbols import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
@@ -88,7 +88,7 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     values = dict(derive_owners(before, model))
     for group in packed:
         for node in group[:-1]:
-            node.meta[OWNER] = group[-1].meta[OWNER]
+            set_owner(node, owner_of(group[-1]))
     for value in rotated:
         values.pop(value.name or "", None)
         value.name = None

@@ -11,13 +11,13 @@ from modelexport.core.owners import Owner
 from modelexport.errors import FileFormatError
 from modelexport.graph.nodes import all_nodes
 
-OWNER = "modelexport.owner"
+_OWNER = "modelexport.owner"
 """The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.owners.Owner` travels."""
 
 
 def owner_of(node: ir.Node) -> Owner | None:
     """The owner that travels with a node, if it has one."""
-    return node.meta.get(OWNER)
+    return node.meta.get(_OWNER)
 
 
 def place_of(node: ir.Node) -> str:
@@ -43,9 +43,9 @@ def required_owner(node: ir.Node) -> Owner:
 def set_owner(node: ir.Node, owner: Owner | None) -> None:
     """Let an owner, or none, travel with a node."""
     if owner is None:
-        node.meta.pop(OWNER, None)
+        node.meta.pop(_OWNER, None)
     else:
-        node.meta[OWNER] = owner
+        node.meta[_OWNER] = owner
 
 
 def owned_operators(model: ir.Model) -> Iterator[tuple[ModuleCall | None, str]]:

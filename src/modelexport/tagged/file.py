@@ -249,8 +249,7 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
         encoding = unpack_tags(model, entries)
         owners = OwnerReader(CallTree(tuple(entries)))
         for node in all_nodes(model):
-            if (owner := owners.read(properties_of(node))) is not None:
-                set_owner(node, owner)
+            set_owner(node, owners.read(properties_of(node)))
         tags = recorded_tags(entries)
         if encoding == "functions":
             name_by_path(model)

@@ -21,7 +21,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import Tags
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.parameter_plan import ParameterPlan
-from modelexport.graph.node_owners import OWNER, owner_of, set_owner
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import (
     lost_entries,
@@ -133,9 +133,7 @@ def with_calls_of_model(tagged: TaggedFile, modules: ModuleTree, matches: Matche
         owner = owner or next(
             (call for call in (*computed, named, *of_weights) if call is not None and call in calls), None
         )
-        node.meta.pop(OWNER, None)
-        if owner is not None:
-            set_owner(node, Owner((owner,), Evidence.INFERRED))
+        set_owner(node, None if owner is None else Owner((owner,), Evidence.INFERRED))
     infer_owners(tagged.model, calls)
     return replace(tagged, call_tags=Tags(modules, calls).recorded())
 

@@ -62,8 +62,7 @@ def _transpose_integers(model: ir.Model) -> None:
         result = moved.outputs[0]
         result.name, result.type, result.shape = node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape
         for new, old in ((integers, node), (moved, back)):
-            if (owner := owner_of(old)) is not None:
-                set_owner(new, owner)
+            set_owner(new, owner_of(old))
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], [integers, moved], node.outputs, [result])
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, TracedCall
 from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Owner
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.found_calls.operator_classes import guess_class
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope, Stack
@@ -76,7 +76,7 @@ def place_by_stacks(model: ir.Model, stacks: Mapping[ir.Node, Found]) -> Placing
             if call not in calls:
                 calls[call] = TracedCall(call, above, calls[above].depth + 1, None, None)
             above = call
-        node.meta[OWNER] = Owner((above,), known.evidence)
+        set_owner(node, Owner((above,), known.evidence))
         sources[known.source] += 1
     return Placing(scopes, _callers_first(calls), sources)
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, enclosing_nodes, nested_graphs, values_taken
 
 
@@ -37,7 +37,7 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
         if owner_of(node) is None:
             around = enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
             fallback = _owned(around) if around is not None else ROOT
-            node.meta[OWNER] = Owner((nearest((before[node], behind[node])) or fallback or ROOT,), Evidence.INFERRED)
+            set_owner(node, Owner((nearest((before[node], behind[node])) or fallback or ROOT,), Evidence.INFERRED))
     return len(unowned)
 
 

@@ -15,7 +15,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import CallFacts, RecordedTags
 from modelexport.errors import InputsError
 from modelexport.files.path_or_model import Source
-from modelexport.graph.node_owners import OWNER
+from modelexport.graph.node_owners import set_owner
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.lineage.retagging import with_calls_restored
@@ -198,7 +198,7 @@ def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
 def as_one_module(tagged: TaggedFile) -> TaggedFile:
     """The file as one module whose parameters are the initializers, for a comparison with a file of unknown calls."""
     for node in tagged.nodes:
-        node.meta[OWNER] = Owner((ROOT,), Evidence.INFERRED)
+        set_owner(node, Owner((ROOT,), Evidence.INFERRED))
     record_own_names(tagged.model)
     calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
     one = dataclasses.replace(tagged, call_tags=RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")}))
