@@ -16,7 +16,7 @@ from torch import nn
 
 import modelexport
 from modelexport import export
-from modelexport.errors import InputsError, ModelExportError, UsageError
+from modelexport.errors import ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.runtime.saturating_products import saturating_modules
 
@@ -161,7 +161,7 @@ def test_a_range_by_channel_that_saw_nothing_is_named(tmp_path: Path) -> None:
     model = prepared(config, steps=0).apply(ao.disable_observer)
     model.quant.activation_post_process.disable_fake_quant()
     model.conv.activation_post_process.disable_fake_quant()
-    with pytest.raises(InputsError, match="min_val is empty, as before it has seen data: train or calibrate"):
+    with pytest.raises(UsageError, match=r"fc\.activation_post_process has seen no data"):
         export(model, (X,), tmp_path / "model.onnx")
 
 
@@ -185,7 +185,23 @@ def clamped_after_the_zero_point(x: torch.Tensor, scale: torch.Tensor, zero: tor
     return torch.clamp(torch.round(x / scale) + zero - zero, 0, 100) * scale
 
 
-OTHER_ROUNDING = [shifted_by_half, clamped_before_the_zero_point, clamped_after_the_zero_point]
+def wrapped_before_the_bounds(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    return torch.round(x / scale).to(torch.int32).to(torch.int8).clamp(-100, 100).float() * scale
+
+
+def zero_beyond_a_bound(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    rounded = torch.round(x / scale)
+    return torch.where(rounded > 100, torch.zeros(()), rounded).clamp(-128, 127) * scale
+
+
+def bounds_without_the_zero_point(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    return (torch.clamp(torch.round(x / scale) + zero, 50, 100) - zero) * scale
+
+
+OTHER_ROUNDING = [
+    *(shifted_by_half, clamped_before_the_zero_point, clamped_after_the_zero_point),
+    *(wrapped_before_the_bounds, zero_beyond_a_bound, bounds_without_the_zero_point),
+]
 
 
 @pytest.mark.parametrize("rounds", OTHER_ROUNDING, ids=lambda each: each.__name__)
@@ -203,3 +219,18 @@ def test_arithmetic_that_is_no_quantization_stays_arithmetic(rounds: Any, tmp_pa
     export(model, (x,), path, frontend="dynamo")
     (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})
     np.testing.assert_allclose(output, model(x).detach().numpy(), atol=1e-6)
+
+
+def test_quantizers_of_pytorch_are_exported_with_dynamic_axes(tmp_path: Path) -> None:
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([0.1, 0.2]))
+            self.register_buffer("zero", torch.zeros(2, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero, 1, -128, 127)
+
+    export(Quantized().eval(), (torch.rand(3, 2),), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
+    (value,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_inputs()
+    assert isinstance(value.shape[0], str)

@@ -64,8 +64,12 @@ class ProgramState:
         return torch.as_tensor(self.value(of)).double()
 
     def equal(self, first: Any, second: Any) -> bool:
-        """Whether two values are the same numbers, in whatever shape."""
-        return first is second or torch.equal(self.numbers(first).reshape(-1), self.numbers(second).reshape(-1))
+        """Whether two values are the same numbers for each element of whatever they are combined with."""
+        numbers = [self.numbers(each) for each in (first, second)]
+        try:
+            return first is second or torch.equal(*torch.broadcast_tensors(*numbers))
+        except RuntimeError:  # their shapes do not go together
+            return False
 
     def home(self, entry: torch.fx.Node) -> str:
         """The path of the module that an entry is of."""

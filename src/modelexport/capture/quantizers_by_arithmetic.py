@@ -60,7 +60,12 @@ def quantizer_by_arithmetic(rounded: torch.fx.Node, state: ProgramState) -> None
 
 def _plus(node: Any, state: ProgramState) -> tuple[Any, Any]:
     """What is added to, and the value of the ``state_dict`` that is added; ``None`` if none is."""
-    if isinstance(node, torch.fx.Node) and node.target is aten.add.Tensor and state.has(node.args[1]):
+    if (
+        isinstance(node, torch.fx.Node)
+        and node.target is aten.add.Tensor
+        and not node.kwargs
+        and state.has(node.args[1])
+    ):
         return node.args[0], node.args[1]
     return node, None
 
@@ -131,7 +136,9 @@ class _Chain:
             if node.target is aten.mul.Tensor:
                 subtracted = 0 if self._subtracted is None else self._subtracted
                 zero = self._state.numbers(0 if self.zero is None else self.zero)
-                fits = self._state.equal(subtracted, zero) and torch.equal(zero, zero.round())
+                fits = self._state.equal(subtracted, zero) and torch.equal(
+                    zero, zero.round().clamp(self.low, self.high)
+                )
                 in_range = (self.low >= 0 and self.high <= 255) or (self.low >= -128 and self.high <= 127)
                 return node if fits and in_range and self._state.equal(_other(node, self._nodes[-2]), scale) else None
 
@@ -142,22 +149,39 @@ class _Chain:
 
     def _takes(self, user: torch.fx.Node, more: list[torch.fx.Node]) -> bool:
         """Whether the next nodes are a step of a quantization; its bounds and zero point are noted."""
-        last, target = self._nodes[-1], user.target
-        if [user, last] != [each for chosen in more for each in chosen.args[::2]] if target in _CONDITIONS else more:
-            return False  # a condition goes with a choice of the bound where it is true
+        last, target, bound = self._nodes[-1], user.target, _other(user, self._nodes[-1])
+        if more and (target not in _CONDITIONS or len(more) > 1 or more[0].target is not aten.where.self):
+            return False
         if target in _LOWER | _UPPER:
-            bound = _other(user, last)
-            return self._state.has(bound) and self._bounded(*((bound, None) if target in _LOWER else (None, bound)))
+            if not self._state.has(bound) or (target in _CONDITIONS and not self._chooses(user, bound, more)):
+                return False
+            return self._bounded(*((bound, None) if target in _LOWER else (None, bound)))
         if target in (aten.clamp.default, aten.clamp.Tensor):
             return all(map(self._state.has, user.args[1:])) and self._bounded(*user.args[1:])
-        known, other = target in _AS_IT_IS or self._state.has(_other(user, last)), _other(user, last)
+        if target in _AS_IT_IS:
+            return self._fits(user.meta["val"].dtype)
+        known = self._state.has(bound) and not user.kwargs  # as a factor of what is added
         if target is aten.add.Tensor and self.zero is None and (self.low, self.high) == _UNBOUNDED:
-            self.zero = other  # bounds that came before it would be those of other integers
+            self.zero = bound  # bounds that came before it would be those of other integers
         elif target is aten.sub.Tensor and user.args[0] is last:
-            self._subtracted = other
+            self._subtracted = bound
         else:
-            known &= target in _AS_IT_IS or target is aten.mul.Tensor
+            known &= target is aten.mul.Tensor
         return known
+
+    def _chooses(self, condition: torch.fx.Node, bound: Any, choice: list[torch.fx.Node]) -> bool:
+        """Whether a condition of the integers goes with a choice of the bound where it is true."""
+        last = self._nodes[-1]
+        if condition.args[0] is not last or not choice or [*choice[0].args[::2]] != [condition, last]:
+            return False
+        return self._state.has(choice[0].args[1]) and self._state.equal(choice[0].args[1], bound)
+
+    def _fits(self, dtype: torch.dtype) -> bool:
+        """Whether integers within the bounds keep their numbers in a type; others would be cut or wrap around."""
+        if dtype.is_floating_point:
+            return True
+        limits, wide = torch.iinfo(dtype), self._subtracted is None and dtype in (torch.int32, torch.int64)
+        return wide or (limits.min <= self.low and self.high <= limits.max)
 
     def _bounded(self, low: Any = None, high: Any = None) -> bool:
         if self._subtracted is not None:

@@ -66,9 +66,14 @@ def with_plain_quantizers(prepare: Callable[..., ExportedProgram]) -> Callable[.
 
 
 def _register_sizes() -> None:
-    """Give the operator with a scale that is a tensor its sizes, which PyTorch 2.13 does not know for dynamic axes."""
-    with contextlib.suppress(RuntimeError):  # a later version knows them
-        torch.library.register_fake("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", _sizes)
+    """Give PyTorch's operators their sizes, which PyTorch 2.13 does not know for dynamic axes."""
+    for name in (
+        "fake_quantize_per_tensor_affine_cachemask",
+        "fake_quantize_per_channel_affine_cachemask",
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    ):
+        with contextlib.suppress(RuntimeError):  # a later version knows them
+            torch.library.register_fake(f"aten::{name}", _sizes)
 
 
 def _sizes(x: Any, *options: Any) -> tuple[Any, Any]:

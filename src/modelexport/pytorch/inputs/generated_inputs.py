@@ -115,17 +115,9 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | Sequence[An
     way_out = "give other inputs"
     if isinstance(runner.first_error, ImportError):
         way_out = "install the package that its code imports"
-    elif where and call is not None and (empty := _empty_buffer(model.get_submodule(call.path))):
-        way_out = f"its buffer {empty} is empty, as before it has seen data: train or calibrate the model first"
     raise InputsError(
         f"{type(model).__name__} does not run with {describe(named)}: {where}{reason}; {way_out}"
     ) from runner.first_error
-
-
-def _empty_buffer(module: torch.nn.Module) -> str | None:
-    """The name of a buffer of floating-point numbers without elements, as an observer has it until it observes."""
-    buffers = module.named_buffers()
-    return next((name for name, value in buffers if value.is_floating_point() and not value.numel()), None)
 
 
 def describe(inputs: Mapping[str, Any]) -> str:
