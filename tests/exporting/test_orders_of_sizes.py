@@ -143,3 +143,15 @@ def test_inputs_of_a_huge_common_multiple_are_not_made(tmp_path: Path) -> None:
     result = export(Pooled(), (torch.rand(3, 1, 61, 67),), tmp_path / "m.onnx", dynamic=True, verify=True)
     assert result.verified is not None
     assert result.verified.agrees
+
+
+def test_a_decision_that_another_one_implies_is_stated(tmp_path: Path) -> None:
+    """In the example more than six columns are more than four; of other sizes, only three columns show the second."""
+
+    class LastOnes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = min(x.shape[1], 6)
+            return x[:, :first].sum(1) + x[:, max(0, x.shape[1] - 4) :].sum(1)
+
+    result = export(LastOnes(), (torch.rand(2, 9),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [one.formula for one in result.valid_if] == ["x_axis_1 >= 5"]

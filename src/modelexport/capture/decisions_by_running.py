@@ -1,4 +1,4 @@
-"""The conditions of sizes of a model that was traced: a trace records none, so the model runs twice more.
+"""The conditions of sizes of a model that was traced: a trace records none, so the model runs a few times more.
 
 A run with symbolic sizes records them as torch.export does, as far as it gets. Runs with other sizes show what Python
 decides by tensors made of sizes (``if torch.arange(n).max() > 5``): other instructions of the model's code run then.
@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -19,15 +20,15 @@ from torch import nn
 
 from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
-from modelexport.core.collected_messages import collected
 from modelexport.graph.size_bounds import bounds_of
-from modelexport.graph.size_conditions import SizeCondition, next_odd, renamed, simplified
+from modelexport.graph.size_conditions import SizeCondition, next_odd, renamed, simplified, sizes_against
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
     changeable_sizes,
     inputs_of_file,
     symbol_sizes,
     symbols_by_input,
+    too_large,
     with_sizes,
 )
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments, tensors_in
@@ -42,7 +43,26 @@ def conditions_by_running(model: nn.Module, inputs: Inputs, graph: ir.Model) -> 
         inputs: The example inputs; not changed.
         graph: The traced graph.
     """
-    return simplified([*_by_symbols(model, inputs, graph), *_by_instructions(model, inputs, graph)])
+    return simplified([*_with_implied(model, inputs, graph), *_by_instructions(model, inputs, graph)])
+
+
+def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[SizeCondition]:
+    """The conditions that runs with symbolic sizes record, those of the example and those that they imply.
+
+    Where ``n > 6`` is known, ``n > 4`` is not recorded; a run on the other side of the first records it.
+    """
+    sizes, found = symbol_sizes(inputs, graph), [*_by_symbols(model, inputs, graph)]
+    for condition in found:  # which grows
+        for other in islice(sizes_against(condition, sizes), int(condition.in_model and len(found) < _FEW)):
+            if too_large(inputs, graph, other):
+                continue
+            beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
+            found += [each for each in beyond if each.in_model and each.holds(sizes) and each not in found]
+    return found
+
+
+_FEW = 16
+"""From how many conditions on no others are looked for."""
 
 
 def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
@@ -67,7 +87,7 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
                 symbols[str(symbol)] = size
         return tensor
 
-    with contextlib.suppress(Exception), untouched(model, runs=False), collected(), torch.no_grad():
+    with contextlib.suppress(Exception), untouched(model, runs=False), torch.no_grad():
         args, kwargs = run_arguments(tree_map(symbolic, inputs))
         with replaced({"guards": recorded.logging}), fake:
             model(*args, **kwargs)
@@ -129,7 +149,7 @@ def _instructions(model: nn.Module, inputs: Inputs) -> _Path | None:
     args, kwargs = run_arguments(inputs)
     before = sys.gettrace()
     sys._getframe().f_trace_opcodes = True  # Python 3.12 sends instructions if a frame asked before `settrace`
-    with untouched(model), collected(), torch.no_grad():
+    with untouched(model), torch.no_grad():
         sys.settrace(trace)
         try:
             model(*args, **kwargs)
