@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.core.declared_options import argument, option
-from modelexport.errors import UsageError
+from modelexport.errors import ModelExportError, UsageError
 from modelexport.terminal.printing import document_of_parts, fitting_depth, format_headings, left_out, print_json
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def show(
     shown: Shown,
     results: Mapping[str, Any] | None = None,
     pages: Sequence[Page] = (),
+    file: Path | None = None,
 ) -> None:
     """Write the tables of a file or of the parts of a package in all the ways that were asked for.
 
@@ -77,10 +78,19 @@ def show(
         tables: Of a file under an empty name, or of parts by name.
         results: What the tables are of, by the same names, if their documents have more than the tables.
         pages: What the HTML page shows, if it is more than the tables.
+        file: The file or package, which says why the chosen calls have no figures.
+
+    Raises:
+        ModelExportError: None of the chosen calls has figures.
     """
     from modelexport.terminal import show_table
 
     chosen = selected_calls(tables, selectors)
+    rows = [row for name, only in chosen.items() for row in tables[name].rows(only=only)]
+    if selectors and not any(any(row.total.values()) for row in rows):
+        raise ModelExportError(
+            f"{' '.join(selectors)}: these calls have no figures{_branch_of(file, chosen) if file is not None else ''}"
+        )
     for name in chosen:
         shown.check(tables[name].columns)
     if shown.node_data is not None:
@@ -107,6 +117,26 @@ def show(
     else:
         texts = {tables[name].part: _fitted(tables[name], main, only, shown) for name, only in chosen.items()}
         print(format_headings(texts))
+
+
+def _branch_of(file: Path, chosen: Mapping[str, Selection | None]) -> str:
+    """The branch in which chosen calls are, and what decides about it; empty if they are in none."""
+    from modelexport.graph.node_owners import owner_of, place_of
+    from modelexport.graph.nodes import enclosing_nodes
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import files_of
+
+    for name, path in files_of(file).items():
+        nodes = read_tagged(path).nodes
+        around, only = enclosing_nodes(nodes), chosen.get(name) or ()
+        for node in nodes:
+            owner, outer = owner_of(node), next((it for graph, it in around.items() if graph is node.graph), None)
+            condition = outer.inputs[0] if outer is not None and outer.op_type == "If" else None
+            if outer is not None and condition is not None and owner is not None and owner.call in only:
+                maker = condition.producer()
+                place = f" of {place_of(maker)}" if maker is not None else ""
+                return f": they are in a branch of {outer.name} that was not taken; {condition.name}{place} decides"
+    return ""
 
 
 def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> str:

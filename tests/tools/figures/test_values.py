@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper, save
 from onnx.helper import make_node
+from torch import nn
 
 import modelexport
 from commands import run
@@ -74,3 +76,19 @@ def test_the_page_names_the_modules_that_float16_cannot_hold(tmp_path: Path) -> 
     save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "m.onnx")
     found = modelexport.values(tmp_path / "m.onnx", [{"x": np.array([3, 1], np.float32)}])
     assert ("#up", "up to 1.8e+05, beyond float16") in found.section[1]
+
+
+def test_a_branch_that_was_not_taken_is_named_with_its_condition(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond((x * x).sum() >= 0, self.first, self.second, (x,))
+
+    modelexport.export(Branches(), (torch.rand(1, 2),), tmp_path / "m.onnx", check=False)
+    ended = run("values", tmp_path / "m.onnx", "second")
+    assert ended.returncode == 1
+    assert "second: these calls have no figures: they are in a branch of" in ended.stderr
+    assert "that was not taken; ge of ., test_values:" in ended.stderr

@@ -76,7 +76,7 @@ def profile(
 
         where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
         table = time_calls_alone(file, device=str(device), tell=stages_on_line().tell, **where)
-        show({"": table}, "seconds_alone", selectors, shown)
+        show({"": table}, "seconds_alone", selectors, shown, file=file)
         return
     if how.through is not None:
         raise UsageError(f"{file} is a folder: --through goes with a file")
@@ -106,4 +106,4 @@ def profile(
     from modelexport.tables.html_page import Page
 
     pages = [Page(part.table, "seconds", part.sections, name) for name, part in measured.items()]
-    show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured, pages)
+    show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured, pages, file)

@@ -73,7 +73,7 @@ def values(
             device=device_text(how.provider, how.through),
         )
     quiet = shown.as_json or shown.as_csv
-    show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()])
+    show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()], file)
     if not quiet:
         for line in found.lines:
             print(line)
