@@ -166,6 +166,16 @@ def test_a_tool_that_cannot_be_imported_is_a_warning_and_left_out(
         assert "broken" not in {tool.name for tool in tools.installed_tools.__wrapped__()}
 
 
+def test_a_tool_that_cannot_be_imported_is_one_line_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _install(tmp_path, "broken", "no_such_package:TOOL", monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    ended = subprocess.run([sys.executable, "-m", "modelexport", "--help"], capture_output=True, text=True, check=True)
+    assert ended.stderr.startswith("modelexport: warning: the tool broken (no_such_package:TOOL) cannot be imported")
+    assert ended.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [

@@ -40,7 +40,6 @@ _GIVEN_WITH = {"--model": "a model", "--module": "a module"}
 """The options that take what people give as an argument."""
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
-_formatted = warnings.formatwarning
 
 
 def main() -> None:
@@ -52,7 +51,6 @@ def main() -> None:
     fix_hash_seed([name for name, command in COMMANDS.items() if command.runs_model])
     if _is_program():
         faulthandler.enable()  # says where compiled code, such as the runtime of a device, ended the process
-    warnings.formatwarning = _warning_line
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # NumPy's, about overflow: comparisons count NaN
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
@@ -185,15 +183,6 @@ def _commands_with(parameter: str, group: Any) -> list[str]:
     return [
         f"`{_NAME} {name}`" for name, parser in parsers if any(parameter in (p.name, *p.opts) for p in parser.params)
     ]
-
-
-def _warning_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """Our own warnings as the command line says everything; others as Python does."""
-    if issubclass(category, errors.ModelExportWarning):
-        return f"modelexport: warning: {' '.join(str(message).splitlines())}\n"
-    return _formatted(message, category, filename, lineno, line)
 
 
 def _written() -> int:

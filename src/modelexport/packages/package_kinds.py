@@ -324,8 +324,8 @@ def verify_package(
     folder: str | os.PathLike[str],
     *,
     provider: str = CPU,
-    new_tokens: int = 64,
-    steps: int = 4,
+    new_tokens: int | None = None,
+    steps: int | None = None,
     seed: int = 0,
     weights: Weights | None = None,
     progress: Callable[[str], None] | None = None,
@@ -335,8 +335,8 @@ def verify_package(
     Args:
         inputs: Of the model, prompts, or arguments of a pipeline; ``None`` for those that are made.
         provider: The execution provider of ONNX Runtime.
-        new_tokens: The number of tokens to generate with a package that generates.
-        steps, seed: Of the scheduler of a pipeline, and of the random numbers of its run.
+        new_tokens: The number of tokens to generate with a package that generates, by default 64.
+        steps, seed: Of the scheduler of a pipeline, by default 4, and of the random numbers of its run.
         weights: The places of the weights of a model that was built without them.
         progress: Called with the name of each step.
 
@@ -345,12 +345,18 @@ def verify_package(
 
     Raises:
         FileFormatError: The folder is not a package, or is damaged.
-        UsageError: The model is not the one that was exported.
+        UsageError: The model is not the one that was exported, or its kind of package has no tokens or steps.
     """
     package, module = read_package(Path(folder)), as_module(model)
     kind = kind_of_package(package, module)
-    every = {"new_tokens": new_tokens, "steps": steps, "seed": seed, "weights": weights, "progress": progress}
-    return kind.verify(module, inputs, package, provider=provider, **{name: every[name] for name in kind.verified_with})
+    counts = {name: count for name, count in {"new_tokens": new_tokens, "steps": steps}.items() if count is not None}
+    if wrong := [name for name in counts if name not in kind.verified_with]:
+        raise UsageError(
+            f"{package.folder} is a package of kind {kind.name}, which is verified without {wrong[0]}: leave it out"
+        )
+    every = {"seed": seed, "weights": weights, "progress": progress, **counts}
+    how = {name: every[name] for name in kind.verified_with if name in every}
+    return kind.verify(module, inputs, package, provider=provider, **how)
 
 
 def verify_parts(parts: Iterable[ModelPart], package: Package, **how: Any) -> PartReports:

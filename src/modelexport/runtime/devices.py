@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import math
 import pkgutil
 import platform
 import shlex
@@ -145,15 +146,18 @@ def find_devices() -> list[FoundDevice]:
 
 
 @cache
-def find_device(text: str) -> Device:
+def find_device(text: str, limit: float = math.inf) -> Device:
     """The device that ``NAME[,option=value...]`` names; NAME is a short name or a provider's own.
+
+    Args:
+        limit: Seconds that a command in front of it may take to begin, if they are fewer than a minute.
 
     Raises:
         UsageError: This machine does not have it (the message says what to install), or it has no such option.
     """
-    text, _, command = text.partition(THROUGH)
-    if command:
-        return _behind(text, tuple(shlex.split(command)))
+    text, through, command = text.partition(THROUGH)
+    if through:
+        return _behind(text, _words(command), limit)
     name, *pairs = (part.strip() for part in text.split(","))
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
@@ -187,14 +191,24 @@ def find_device(text: str) -> Device:
     )
 
 
-def _behind(text: str, command: tuple[str, ...]) -> Device:
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--through {command}: {error}; write it as a shell takes it") from error
+    if not words or not words[0]:
+        raise UsageError("--through is empty: give a command, such as 'ssh board'")
+    return words
+
+
+def _behind(text: str, command: tuple[str, ...], limit: float) -> Device:
     """A device of the ONNX Runtime behind a command."""
     from modelexport.runtime.runner_commands import facts_behind
 
     name, *pairs = (part.strip() for part in text.split(","))
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
-    facts = facts_behind(command)
+    facts = facts_behind(command, limit)
     there = {short_name(provider): provider for provider in facts["providers"] if provider not in _SERVICES}
     name = short_name(name)
     if name not in there:

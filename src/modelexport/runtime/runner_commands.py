@@ -10,6 +10,7 @@ import base64
 import collections
 import contextlib
 import json
+import math
 import os
 import select
 import shlex
@@ -58,13 +59,14 @@ class CommandProcess:
 
     Args:
         command: The words of the command.
+        limit: Seconds that it may take to begin, if they are fewer than a minute.
 
     Raises:
         RunError: It cannot be started, ends, or does not begin in time. The message has its last words.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = command
+    def __init__(self, command: Sequence[str], limit: float = math.inf) -> None:
+        self.command, self._limit = command, min(limit, _SECONDS)
         self._said: collections.deque[str] = collections.deque(maxlen=20)
         self._begin()
 
@@ -92,9 +94,9 @@ class CommandProcess:
             assert process.stdin is not None
             os.set_blocking(process.stdin.fileno(), False)
             try:
-                self._write(_START.encode(), _SECONDS)
-                self._line(_SECONDS, until=READY)
-                self._write(b"%d\n" % len(source) + source, _SECONDS)
+                self._write(_START.encode(), self._limit)
+                self._line(self._limit, until=READY)
+                self._write(b"%d\n" % len(source) + source, self._limit)
             except RunError as error:
                 problem = problem or str(error)
                 self.end()
@@ -114,7 +116,13 @@ class CommandProcess:
         """
         sent = {name: base64.b64encode(content).decode() for name, content in files.items()}
         self._write(json.dumps(job | {"files": sent}).encode() + b"\n", limit)
-        return json.loads(self._line(limit))
+        line = self._line(limit)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self._said.append(line)
+            raise self._ended() from None
+        return answer
 
     def end(self) -> None:
         """End the process, and everything that the command started here."""
@@ -183,15 +191,18 @@ def _sent(runner: ModuleType) -> str:
     return "".join(line for line in source.splitlines(keepends=True) if not line.startswith(here))
 
 
-def facts_behind(command: Sequence[str]) -> dict[str, Any]:
+def facts_behind(command: Sequence[str], limit: float = math.inf) -> dict[str, Any]:
     """The versions and the providers of the ONNX Runtime behind a command.
+
+    Args:
+        limit: As for :class:`CommandProcess`.
 
     Raises:
         RunError: As for :class:`CommandProcess`.
     """
-    process = CommandProcess(command)
+    process = CommandProcess(command, limit)
     try:
-        return process.run({"facts": True}, {}, _SECONDS)
+        return process.run({"facts": True}, {}, min(limit, _SECONDS))
     except TimeoutError as error:
         raise RunError(f"`{shlex.join(command)}` does not answer ({error}): run it by hand") from error
     finally:

@@ -123,14 +123,15 @@ class RunnerProcess:
         folder = Path(job.pop("folder"))
         files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         try:
-            self._command = self._command or CommandProcess(self.device.through)
+            self._command = self._command or CommandProcess(self.device.through, self._limit)
             self._ran += 1
             answer = self._command.run(job, files, self._limit)
         except (RunError, TimeoutError) as error:
             self._end()
             return RunnerResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
-        for name, content in answer.pop("saved", {}).items():
-            (folder / name).write_bytes(base64.b64decode(content))
+        saved = answer.pop("saved", {})
+        for name in (value["save"] for value in job["part"]["outputs"] if value.get("save") in saved):
+            (folder / name).write_bytes(base64.b64decode(saved[name]))
         return msgspec.convert(answer, RunnerResult)
 
     def _answer_here(self, job: str) -> RunnerResult:

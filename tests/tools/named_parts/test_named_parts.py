@@ -244,6 +244,19 @@ def test_a_function_is_given_again_to_verify(tmp_path: Path) -> None:
     assert modelexport.verify_package(model, parts, tmp_path / "p").agrees
 
 
+def test_a_number_of_tokens_is_refused_for_a_package_that_does_not_generate(tmp_path: Path) -> None:
+    parts = {"linear": Part(method="forward", inputs={"input": torch.rand(2, 3)})}
+    model = nn.Linear(3, 2)
+    modelexport.export_package(model, tmp_path / "p", parts=parts)
+    with pytest.raises(UsageError, match="which is verified without new_tokens: leave it out"):
+        modelexport.verify_package(model, None, tmp_path / "p", new_tokens=8)
+
+
+def test_fixed_axes_are_asked_for_by_part(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"fix those of a part that you name, Part\(dynamic=False\)"):
+        modelexport.export_package(nn.Linear(3, 2), tmp_path / "p", parts={"linear": "forward"}, dynamic=False)
+
+
 MODEL = """
 import torch
 from torch import nn

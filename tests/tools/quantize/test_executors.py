@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import get_context
@@ -139,3 +142,15 @@ def test_workers_of_ray_give_the_same(chain: Path, here: Any) -> None:
         assert losses(chain, OnRay()) == here
     finally:
         ray.shutdown()
+
+
+def test_processes_end_with_the_one_that_started_them_even_if_it_is_killed() -> None:
+    code = (
+        "import os; from modelexport.tools.quantize.executors import Workers; workers = Workers(1, None); "
+        "print(workers._executor.submit(os.getpid).result(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    worker = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).stdout)
+    ends = time.monotonic() + 20
+    while (there := Path(f"/proc/{worker}").exists()) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not there

@@ -60,10 +60,12 @@ class Extent:
         metavar="N",
         least=0,
     )
-    new_tokens: int = option(
-        64, "For a FOLDER/ that generates text: the number of tokens to generate.", metavar="N", least=1
+    new_tokens: int | None = option(
+        None, "For a FOLDER/ that generates text: the number of tokens to generate [64].", metavar="N", least=1
     )
-    steps: int = option(4, "For a FOLDER/ of diffusers: the number of steps of the scheduler.", metavar="N", least=1)
+    steps: int | None = option(
+        None, "For a FOLDER/ of diffusers: the number of steps of the scheduler [4].", metavar="N", least=1
+    )
     perturb: bool | None = option(
         None,
         "Change all weights in memory, in MODEL and FILE, first; by default constant, tiny and equal ones.",
@@ -83,7 +85,7 @@ class OnDevice:
         metavar="NAME",
     )
     through: str | None = THROUGH
-    limit: float = option(300.0, "Seconds that a module may take on the device.", metavar="SECONDS")
+    limit: float | None = option(None, "Seconds that a module may take on the device [300].", metavar="SECONDS")
     fix: bool = option(False, "Also find changes that make FILE correct on the device, and write OUT.onnx.")
     output: Path | None = option(
         None, "With --fix: the changed file to write.", flag="-o --output", metavar="OUT.onnx", file="written"
@@ -129,6 +131,8 @@ def verify(
     if file.is_dir():
         choice = ModelChoice(other.model or "", inputs, loading)
         report, text = _package(file, choice, on_device.device or CPU, extent, verbose=shown.verbose)
+    elif (extent.new_tokens, extent.steps) != (None, None):
+        raise UsageError(f"{file} is a file: --new-tokens and --steps go with a folder")
     elif other.model is None and (
         on_device.device is not None or on_device.through is not None or other.results is not None
     ):
@@ -163,7 +167,7 @@ def _check_options(
     if on_device.through is not None and not (alone and other.results is None):
         raise UsageError("--through reaches the device on which FILE alone is compared: leave out --model, --against")
     runs_there = alone and other.results is None and (on_device.device is not None or on_device.through is not None)
-    if not runs_there and (on_device.limit != OnDevice().limit or on_device.fresh):
+    if not runs_there and (on_device.limit is not None or on_device.fresh):
         raise UsageError("--limit and --fresh are for FILE alone on a device: give --device or --through")
     alone &= runs_there or other.results is not None
     if other.model is None and not alone and (inputs is not None or loading.asked):
@@ -189,6 +193,7 @@ def _on_device(
     file: Path, other: Other, inputs: Path | None, on_device: OnDevice, extent: Extent, seed: int
 ) -> tuple[DeviceReport, str, Table]:
     """The report of a file on a device of this machine, or where its kit was run, its text, and where nodes run."""
+    from modelexport.runtime.part_process import LIMIT
     from modelexport.tagged.file import read_tagged
     from modelexport.tools.devices.device_text import format_device
     from modelexport.tools.devices.device_verification import verify_on_device
@@ -197,13 +202,14 @@ def _on_device(
     from modelexport.traces.tolerances import ON_A_DEVICE
 
     stages, bound = stages_on_line(), ON_A_DEVICE if other.bound is None else other.bound
+    limit = LIMIT if on_device.limit is None else on_device.limit
     with stages("verify"):
         if other.results is not None:
             report = verify_results(file, other.results, inputs=inputs, bound=bound)
         else:
             report = verify_on_device(
                 file, device_text(on_device.device or "cpu", on_device.through), modules=extent.modules, inputs=inputs,
-                bound=bound, limit=on_device.limit, keep=not on_device.fresh, fix=on_device.output, seed=seed,
+                bound=bound, limit=limit, keep=not on_device.fresh, fix=on_device.output, seed=seed,
                 progress=stages.tell,
             )  # fmt: skip
     return report, format_device(report), placement_table(read_tagged(file), report)

@@ -62,7 +62,7 @@ def verify_on_device(
     check_bound(bound)
     if not limit > 0:
         raise UsageError(f"{limit:g} is not a limit: give seconds")
-    on, tagged = find_device(device), read_tagged(file)
+    on, tagged = find_device(device, limit), read_tagged(file)
     fix = None if fix is None else Path(fix)
     if fix is not None:
         check_quantized_writable(fix, tagged.path)

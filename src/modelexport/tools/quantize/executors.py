@@ -7,7 +7,9 @@ the same session as this process would, so that the figures are the same to the 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -165,6 +167,18 @@ def losses_of(
     return losses
 
 
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, even if it was killed."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 class Workers:
     """Measures with an executor; what a worker that dies had to do is done by others, or here."""
 
@@ -174,7 +188,7 @@ class Workers:
         self._executor: Any = self._pool() if isinstance(executor, int) else executor
 
     def _pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn"))
+        return ProcessPoolExecutor(self._jobs, multiprocessing.get_context("spawn"), _end_with_parent)
 
     def measure(self, run: int, choices: Choices, here: Callable[[Choices], Losses]) -> Losses:
         """The losses of choices in the inputs of a run.
