@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -173,3 +174,29 @@ def test_a_layer_of_transformers_by_itself_is_exported_as_in_its_model(tmp_path:
     inputs = (torch.randn(2, 8, 16),)
     export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo", check=False)
     assert wrong(tmp_path / "m.onnx", layer, inputs) == ""
+
+
+class Two(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def test_a_named_tuple_has_dynamic_axes(tmp_path: Path) -> None:
+    class Takes(nn.Module):
+        def forward(self, two: Two) -> torch.Tensor:
+            return two.first * two.second
+
+    inputs = (Two(torch.rand(2, 3), torch.rand(2, 3)),)
+    result = export(Takes(), inputs, tmp_path / "x.onnx", frontend="dynamo", dynamic=True)
+    assert isinstance(result.session().get_inputs()[0].shape[0], str)
+
+
+def test_a_model_that_only_a_capture_runs_is_refused(tmp_path: Path) -> None:
+    class Overlapping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.clone()
+            y[1:] += y[:-1]
+            return y
+
+    with pytest.raises(InputsError, match="Overlapping does not run with its inputs: RuntimeError: unsupported"):
+        export(Overlapping(), (torch.rand(4, 5),), tmp_path / "x.onnx")

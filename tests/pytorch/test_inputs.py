@@ -486,3 +486,17 @@ def test_given_inputs_that_do_not_fit_are_named_with_the_reason(inputs: Any, sai
         check_inputs(nn.Linear(3, 4), inputs)
     assert "\n" not in str(error.value)
     assert error.value.__cause__ is not None
+
+
+def test_what_does_not_run_in_a_branch_is_one_error_and_no_log(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, self.linear, lambda y: y * 2, (x,))
+
+    with pytest.raises(InputsError, match="does not run with x"):
+        check_inputs(Branches(), {"x": torch.rand(2, 5)})
+    assert capfd.readouterr().err == ""

@@ -132,7 +132,6 @@ def capture_by_dynamo(
         replaced({"export": sizes.exporting, "guards": sizes.logging} if dynamic else {}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
-        collected(),
     ):
         if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks
             model.register_forward_hook(only_tensors)
@@ -388,5 +387,6 @@ def _dynamic_axes(value: Any, ones: bool) -> Any:
     if isinstance(value, Mapping):
         return {key: _dynamic_axes(part, ones) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_dynamic_axes(part, ones) for part in value)
+        made = getattr(type(value), "_make", type(value))  # of named tuples
+        return made(_dynamic_axes(part, ones) for part in value)
     return None

@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from modelexport.capture.quantizers_in_training import STILL_OBSERVED
 from modelexport.core.calls import ModuleCall
-from modelexport.core.collected_messages import collected
 from modelexport.core.text import chained, name_of_code
 from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -64,7 +63,7 @@ def differentiates(model: nn.Module, inputs: Inputs) -> bool:
 
     args, kwargs = run_arguments(inputs)
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, noted)
-    with untouched(model), collected():
+    with untouched(model):
         try:
             with hooks:
                 model(*args, **kwargs)

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.arguments_and_parameters import variable_inputs
 from modelexport.capture.value_decisions import READS_VALUES, WRITES_TEXT, selects
-from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 from modelexport.pytorch.private_torch import tensor_leaves
@@ -37,7 +36,7 @@ def fixed_answers(model: nn.Module, inputs: Inputs, constants: Collection[str], 
     varying += [*model.parameters(), *model.buffers()]
 
     def error_with(answers: _Answers) -> BaseException | None:
-        with untouched(model), collected(), answers:
+        with untouched(model), answers:
             before = torch.get_rng_state()
             try:
                 model(*args, **kwargs)

@@ -66,7 +66,7 @@ def _calls_of(model: nn.Module, inputs: Inputs, modules: set[nn.Module]) -> dict
         return {} if bound is None else {model: [bound]}
     handle = register_module_forward_pre_hook(note)
     try:
-        with untouched(model), collected(), contextlib.suppress(Exception):  # the capture says why it does not run
+        with untouched(model), contextlib.suppress(Exception):  # the capture says why it does not run
             model(*args, **kwargs)
     finally:
         handle.remove()

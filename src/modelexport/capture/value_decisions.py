@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from modelexport.capture.patches import private
-from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, input_tensors, run_arguments
 from modelexport.pytorch.private_torch import tensor_leaves, tracing_state, version_of
@@ -211,6 +210,6 @@ def inputs_read(model: nn.Module, inputs: Inputs) -> list[str]:
     args, kwargs = run_arguments(inputs)
     tensors = {name: tensor for name, tensor in input_tensors(model, args, kwargs) if not _is_data(tensor)}
     mode = InputsRead(tensors)
-    with untouched(model), collected(), contextlib.suppress(Exception), mode:
+    with untouched(model), contextlib.suppress(Exception), mode:
         model(*args, **kwargs)
     return list(mode.read)

@@ -130,7 +130,7 @@ class RunnerProcess:
             self._end()
             return RunnerResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
         saved = answer.pop("saved", {})
-        for name in (value["save"] for value in job["part"]["outputs"] if value.get("save") in saved):
+        for name in (value["save"] for value in job["model"]["outputs"] if value.get("save") in saved):
             (folder / name).write_bytes(base64.b64decode(saved[name]))
         return msgspec.convert(answer, RunnerResult)
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from modelexport.capture.internals import dynamo_stages, torchscript_stages
 from modelexport.capture.internals.internals_report import FrontEnd, Internals, MapEntry, Stage, quality
-from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, raised_first
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
@@ -54,7 +53,7 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
     stages: list[Stage] = []
     try:
         # Not `runs`: the code that watches the parameters of a run would itself be traced.
-        with untouched(model, runs=False, captures=True), collected():
+        with untouched(model, runs=False, captures=True):
             look(stages)
     except Exception as error:  # of the model, of torch, of its exporter
         return FrontEnd(name, stages, error_line(raised_first(error), 200))

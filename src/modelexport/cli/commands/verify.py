@@ -193,7 +193,7 @@ def _on_device(
     file: Path, other: Other, inputs: Path | None, on_device: OnDevice, extent: Extent, seed: int
 ) -> tuple[DeviceReport, str, Table]:
     """The report of a file on a device of this machine, or where its kit was run, its text, and where nodes run."""
-    from modelexport.runtime.part_process import LIMIT
+    from modelexport.runtime.runner_process import LIMIT
     from modelexport.tagged.file import read_tagged
     from modelexport.tools.devices.device_text import format_device
     from modelexport.tools.devices.device_verification import verify_on_device

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments
@@ -56,7 +55,7 @@ def time_calls(model: nn.Module, inputs: Inputs, *, runs: int = 10, warmup: int 
     """
     args, kwargs = run_arguments(inputs)
     nanoseconds: dict[ModuleCall, list[int]] = {}
-    with untouched(model, runs=False), collected(), torch.inference_mode():
+    with untouched(model, runs=False), torch.inference_mode():
         for number in range(warmup + runs):
             clock = _Clock()
             with ExitStack() as stack:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from modelexport.core.calls import ROOT, CallTree
+from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import InputsError
 from modelexport.pytorch.calls.call_recorder import CallRecorder
@@ -83,7 +84,8 @@ def untouched(
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
-    What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen.
+    What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen. Warnings and
+    what packages log, such as torch a traceback of whatever raises in a branch, are collected.
 
     Args:
         runs: The model computes real values in the block, so it may overwrite its own parameters.
@@ -101,6 +103,7 @@ def untouched(
         raise InputsError("the model has lazy parameters, which its first run creates: run it once before this")
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     with ExitStack() as stack:
+        stack.enter_context(collected())
         stack.enter_context(torch.no_grad())
         if not captures:
             stack.enter_context(run_as_python(bodies=bodies))

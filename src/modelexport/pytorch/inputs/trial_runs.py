@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.private_torch import (
     DataDependentOutputException,
@@ -88,8 +87,6 @@ class TrialRuns:
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         with (
             untouched(self.model, runs=self._fake is None),
-            # Shape errors are logged with a traceback before they are raised.
-            contextlib.nullcontext() if self._fake is None else collected(),
             self._fake or contextlib.nullcontext(),
             warnings.catch_warnings(action="ignore"),
         ):

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from modelexport.core.calls import ROOT, ModuleCall, Side
-from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.calls_in_branches import Bodies
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights, untouched
@@ -176,7 +175,6 @@ class _Recording:
                     self.widen_weights()
                 self._own_memory.update(map(memory_of, self.model.parameters()))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(collected())
             if self.calls:
                 stack.enter_context(self._recorder.attached())
             if bodies and self.calls:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.collected_messages import collected
+from modelexport.core.text import error_line
+from modelexport.errors import InputsError, raised_as
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, as_array, as_stored, has_elements, output_tensors, run_arguments
 
@@ -18,9 +19,16 @@ def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, n
     Args:
         as_exported: With masks that hide nothing and without fused operators, as front ends see it.
         nudged: With the last bit of each weight changed, which shows what rounding makes of the result.
+
+    Raises:
+        InputsError: The model raised, which a capture may not show: it replaces operations that write into tensors.
     """
+
+    def failed(error: Exception) -> InputsError:
+        return InputsError(f"{type(model).__name__} does not run with its inputs: {error_line(error)}")
+
     args, kwargs = run_arguments(inputs)
-    with untouched(model, masks=as_exported), collected():
+    with untouched(model, masks=as_exported), raised_as(failed):
         for tensor in [*model.parameters(), *model.buffers()] if nudged else ():
             if tensor.is_floating_point():
                 signs = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 * 2 - 1

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 
@@ -121,7 +120,7 @@ def most_times_asked(model: nn.Module, inputs: Inputs) -> int:
 def _runs(model: nn.Module, inputs: Inputs, answers: _Answers) -> bool:
     args, kwargs = run_arguments(inputs)
     try:
-        with untouched(model), collected(), torch.no_grad(), answers:
+        with untouched(model), torch.no_grad(), answers:
             model(*args, **kwargs)
     except Exception:  # a model may raise anything for inputs that it does not accept
         return False

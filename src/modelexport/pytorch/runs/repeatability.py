@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import as_exported, untouched
 from modelexport.pytorch.inputs.variations import padded_at_the_end
 from modelexport.pytorch.nested_tensors import Inputs, output_tensors, run_arguments
@@ -45,7 +44,7 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
         Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
     """
     behaviors: list[Unrepeatable] = []
-    with untouched(model, masks=False), collected():
+    with untouched(model, masks=False):
         runs = _Runs(model, inputs)
         try:
             first = runs.run(1, as_exported(model))

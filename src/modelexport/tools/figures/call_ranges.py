@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments, tensors_in
@@ -28,7 +27,7 @@ def ranges_of_calls(model: nn.Module, inputs: Inputs) -> dict[ModuleCall, ValueR
     ranges: dict[ModuleCall, ValueRange] = {}
     counts: Counter[str] = Counter()
     args, kwargs = run_arguments(inputs)
-    with untouched(model, runs=False), collected(), torch.inference_mode(), ExitStack() as stack:
+    with untouched(model, runs=False), torch.inference_mode(), ExitStack() as stack:
         for path, module in model.named_modules():
 
             def leave(module: nn.Module, args: object, output: object, path: str = path) -> None:

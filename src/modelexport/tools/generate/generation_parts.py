@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
@@ -184,7 +183,7 @@ def _multimodal_parts(model: PretrainedModel, modality: multimodal.Modality, ask
     step = _step_of(model)
     encoding, merging = (with_forward(model, partial(run, modality)) for run in (multimodal.encode, multimodal.merge))
     ids, places = modality.example["input_ids"], modality.positions
-    with untouched(model, runs=False), collected():
+    with untouched(model, runs=False):
         features = encoding.forward(**modality.tensors)
         embeds = merging.forward(input_ids=ids, **features)
     tokens = step["input_ids"].shape[1]
@@ -320,7 +319,7 @@ def _generating_module(model: PretrainedModel, inputs: Mapping[str, Any]) -> str
 
     if type(model).generate is GenerationMixin.generate:
         return None
-    with untouched(model), collected(), ExitStack() as stack:
+    with untouched(model), ExitStack() as stack:
         for path, module in model.named_modules():
             if path and isinstance(module, GenerationMixin):
                 stack.enter_context(attribute_set(module, "generate", partial(reached, path)))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.generation_loop import Step, TokenLoop
@@ -55,7 +54,7 @@ def generate_greedily(model: PretrainedModel, prompts: Sequence[Mapping[str, Any
     encodes = bool(model.config.is_encoder_decoder)
     inputs = _batch(prompts, pad, left=not encodes)
     fails = raised_as(lambda error: InputsError(f"{type(model).__name__}.generate fails: {error_line(error)}"))
-    with untouched(model), collected(), fails:
+    with untouched(model), fails:
         model.generation_config = config  # otherwise its own would fill in unset values
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
         output = GenerationMixin.generate(model, **tensors)

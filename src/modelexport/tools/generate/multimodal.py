@@ -342,7 +342,7 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
         Whether they show anything: without its weights, a model returns the same number everywhere.
     """
     reason, telling = "", False
-    with untouched(model, runs=False), collected():
+    with untouched(model, runs=False):
         try:
             encoding, merging = (with_forward(model, partial(run, modality)) for run in (encode, merge))
             features = encoding(**modality.tensors)

@@ -241,7 +241,7 @@ def record_calls(model: PretrainedModel, inputs: Mapping[str, torch.Tensor], cou
         )
         return CaptureError(problem, reason=error_line(error))
 
-    with untouched(model), collected(), growing(), attribute_set(model, "forward", record), raised_as(fails):
+    with untouched(model), growing(), attribute_set(model, "forward", record), raised_as(fails):
         model.generation_config = config  # otherwise its own would fill in unset values
         GenerationMixin.generate(model, **{name: value.clone() for name, value in inputs.items()})
     if len(calls) < count:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
@@ -181,7 +180,7 @@ def _operations(model: nn.Module, state: State, length: int) -> list[str]:
     """The operations of a prompt of a length, in their order."""
     part = with_forward(model, partial(_run_prompt, state, 0))
     mode, inputs = _Seen(), _prompt_inputs(state, length)
-    with untouched(model), collected(), mode:
+    with untouched(model), mode:
         part(**inputs)
     return mode.seen
 
@@ -270,7 +269,7 @@ def _of_one_row(part: ModelPart) -> ModelPart:
 def _difference(model: nn.Module, state: State, form: Form, parts: Sequence[ModelPart], reference: Reference) -> str:
     """What a form computes otherwise than the model, in PyTorch; empty if nothing."""
     try:
-        with untouched(model), collected():
+        with untouched(model):
             return first_difference(_Modules(state, form, parts), reference)
     except Exception as error:  # whatever the model's own code raises
         return error_line(error)

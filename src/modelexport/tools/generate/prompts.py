@@ -182,7 +182,7 @@ def encoder_inputs(model: PretrainedModel, user_inputs: Mapping[str, Any] | None
 
 def _reads_mask(encoder: Any, inputs: Mapping[str, Any], mask: torch.Tensor) -> bool:
     """Whether an encoder computes with a mask that says which frames of a sound are not padding."""
-    with untouched(encoder, runs=False), collected(), suppress(Exception):  # its code may raise anything
+    with untouched(encoder, runs=False), suppress(Exception):  # its code may raise anything
         encoder(**inputs, **{MASK: mask})
         try:
             encoder(**inputs, **{MASK: mask.to("meta")})

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -208,7 +207,7 @@ def _encoded(modules: PipelineModules, encode: Entry, decoded: ObservedCall) -> 
     draw = torch.Generator().manual_seed(0)
     image = (torch.rand(decoded_image.shape, generator=draw) * 2 - 1).to(decoded_image)
     component = getattr(modules, encode.component)
-    with untouched(component, runs=False), collected():
+    with untouched(component, runs=False):
         try:
             output = component.encode(image)
         except Exception:  # it decodes something else than it encodes
@@ -227,7 +226,7 @@ def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPar
     def run(tried: DiffusionPart) -> Any:
         return tried.module(modules)(**tried.tensors(tried.arguments))
 
-    with untouched(modules, runs=False), collected():
+    with untouched(modules, runs=False):
         right = run(part)
         try:
             outputs = run(changed)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line, suggest
 from modelexport.errors import InputsError, raised_as
@@ -194,7 +193,7 @@ def run_pipeline(
         problem = f"{type(modules).__name__} fails with the example arguments: {error_line(error)}"
         return InputsError(f"{problem}; give others with --inputs")
 
-    with untouched(modules, runs=False, masks=False), ExitStack() as stack, collected(), raised_as(fails):
+    with untouched(modules, runs=False, masks=False), ExitStack() as stack, raised_as(fails):
         for name, component in modules.named_children():
             running: list[str] = []
             for method in _methods(component):

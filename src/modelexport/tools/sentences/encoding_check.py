@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelexport.core.collected_messages import collected
 from modelexport.packages.model_parts import TEXTS
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
@@ -33,7 +32,7 @@ def encoding_fault(model: SentencePipeline, file: Path, notes: list[str]) -> str
     session = open_session(file, optimized=True)
     names = input_names(session)
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    with untouched(model), collected():
+    with untouched(model):
         has_tokenizer = bool(model.library[0].preprocess(list(TEXTS))["input_ids"].numel())
         if not has_tokenizer:
             notes.append("the folder has no tokenizer: embeddings of made-up tokens were compared, not of texts")
