@@ -222,11 +222,16 @@ def _first_columns(bias: ir.Value, count: ir.Value, before: ir.Node) -> ir.Value
 def _take_lengths_from_mask(model: ir.Model) -> None:
     """Compute the number of cached tokens from the mask and the new tokens, where only attentions read the cache.
 
-    The inputs of the cache may then be longer than what they contain: a buffer that steps write into.
+    The inputs of the cache may then be longer than what they contain: a buffer that steps write into. The number of
+    rows is read from another input too.
     """
     graph = model.graph
     caches = [value for value in graph.inputs if any(reads_cache(*use) for use in value.uses())]
     readers = [use.node for value in caches for use in value.uses() if not reads_cache(*use)]
+    others = {dims[0]: value for value in reversed(graph.inputs) if value not in caches and (dims := _dims(value))}
+    for node in [node for node in readers if _axis_read(node) == 0]:
+        if (dims := _dims(caches[0])) and dims[0] in others:
+            node.replace_input_with(0, others[dims[0]])
     lengths = [node for node in readers if _axis_read(node) == _PAST_AXIS]
     if not lengths or any(_axis_read(node) not in (0, _PAST_AXIS) for node in readers):
         return
