@@ -128,7 +128,7 @@ def values(
     sizes: Mapping[str, int] | None = None,
     processor: str | Path | None = None,
     torch_ranges: Mapping[ModuleCall, ValueRange] | None = None,
-    device: str = CPU,
+    device: str | None = None,
 ) -> FileValues:
     """Run a file in its own types, and measure what each call computes.
 
@@ -138,7 +138,8 @@ def values(
         sizes: Names of dynamic axes to sizes, for random inputs.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         torch_ranges: What PyTorch's modules return, to be shown beside.
-        device: Where it runs: ``NAME[,option=value...]``; by default each node is computed as the standard defines it.
+        device: Where it runs: ``NAME[,option=value...]``; by default each node is computed as the standard defines it,
+            which ``cpu`` does not do with all integers.
 
     Raises:
         FileFormatError: The file, or the data, is missing or cannot be read.
@@ -156,10 +157,10 @@ def values(
         if sizes:
             raise UsageError("--size is for random inputs, and --data gives inputs: leave out one of them")
         runs, source = given_runs(tagged, data, processor), str(data) if isinstance(data, str | Path) else "given"
-    where = find_device(device)
-    if where.is_this_processor:
+    if device is None:
         found = measure_values(tagged, runs)
     else:
+        where = find_device(device)
         with RunnerProcess(where) as process:
             found = measure_values(tagged, runs, partial(values_there, tagged.model, process))
         source += f", on {where}"

@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from modelexport.core.declared_options import option
+from modelexport.runtime.devices import CPU
 from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
 from modelexport.terminal.table_options import ONLY, SIZE, Shown, show
 
 
@@ -27,7 +28,12 @@ class RunOptions:
         None, "The folder of the tokenizer or image processor that the inputs need.", metavar="DIR", file="read"
     )
     size: Sequence[str] = SIZE
-    provider: str = DEVICE
+    provider: str | None = option(
+        None,
+        "The device to run on, such as cpu; by default nodes are computed as the standard defines them.",
+        flag="--device --provider",
+        metavar="NAME",
+    )
     through: str | None = THROUGH
 
 
@@ -70,7 +76,7 @@ def values(
             sizes=parsed_sizes(how.size),
             processor=how.processor,
             torch_ranges=ranges,
-            device=device_text(how.provider, how.through),
+            device=device_text(how.provider or CPU, how.through) if how.provider or how.through is not None else None,
         )
     quiet = shown.as_json or shown.as_csv
     show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()], file)
