@@ -55,15 +55,15 @@ def first(factor: float) -> Change:
 
 
 FAULTS: dict[str, tuple[str, str, Change]] = {
-    "the scale of one channel": ("int8-dynamic", "0.5_scale", first(1.1)),
+    "the scale of one channel": ("int8-dynamic", "_scale", first(1.1)),
     "the scale of one block": ("int4", "_scales", first(1.2)),
-    "a transposed matrix": ("int8-dynamic", "0.5_quantized", np.transpose),
+    "a transposed matrix": ("int8-dynamic", "_quantized", np.transpose),
     "a transposed block": ("int4", "_Q4", lambda codes: np.roll(codes, 1, -1)),
     "blocks in another order": ("int8-weights", "_Q8", lambda codes: codes[:, ::-1].copy()),
-    "a zero point": ("int8-dynamic", "0.5_zero_point", lambda zero: zero + np.uint8(1)),
+    "a zero point": ("int8-dynamic", "_zero_point", lambda zero: zero + np.uint8(1)),
     "a zero point of blocks": ("int4", "_zero_points", lambda zero: zero + np.uint8(1)),
     "the scale of a bias": ("int8-static", "2.0_quantized_scale", lambda scale: scale * 2),
-    "a lost factor": ("int8-dynamic", "0.5_scale", lambda scale: scale * 2),
+    "a lost factor": ("int8-dynamic", "_scale", lambda scale: scale * 2),
     "a lost factor of the bias": ("int8-dynamic", "plain2.0", lambda bias: bias / 2),
     "the scale of the activations": ("int8-static", "x_scale", lambda scale: scale / 2),
     "the zero point of the activations": ("int8-static", "x_zero_point", lambda zero: zero + np.uint8(20)),
