@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -119,6 +120,32 @@ def test_a_scripted_part_is_one_call_with_its_own_parameters(frontend: Any, tmp_
     assert [call.address for call in result.hierarchy.calls] == ["", "part", "part@1", "out"]
     parameters = {key for one in result.hierarchy.initializers for key in one.parameter}
     assert {"part.inner.weight", "part.inner.bias"} <= parameters
+
+
+def _running(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for i in range(x.size(0)):
+        y = torch.tanh(y * 1.5) + x[i]
+    return y
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.run = torch.jit.script(_running)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.run(x)
+        return result
+
+
+def test_a_loop_of_a_scripted_function_is_of_the_call_that_runs_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Running(), nn.Linear(4, 4)).eval()
+    result = export(model, (torch.rand(3, 4),), tmp_path / "m.onnx", frontend="torchscript", dynamic=True, check=False)
+    owners = {node.op_type: node.metadata_props["modelexport.call"] for node in ir.load(result.path).graph.all_nodes()}
+    assert {owners[kind] for kind in ("Loop", "Mul", "Tanh", "Add")} == {"1"}
 
 
 def test_a_scripted_model(tmp_path: Path) -> None:

@@ -260,7 +260,8 @@ class _Traced(nn.Module):
         graph.outputs.extend(outputs[: len(self._returned)])
         check_returned(model)
         passes.RemoveUnusedNodesPass()(model)
-        assign_owners(model, [traced.call for traced in seen], LinesOfCode(self.model))
+        ports = dict(zip(self._ports, outputs[len(self._returned) :], strict=True))
+        assign_owners(model, [traced.call for traced in seen], LinesOfCode(self.model), ports)
         self._insert_parameters(graph, count)
         _forget_invented_sizes(model)
         name_after_owners(model)
@@ -269,7 +270,7 @@ class _Traced(nn.Module):
             value.name = name
         values = {
             port: value
-            for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
+            for port, value in ports.items()
             if value.is_graph_input() or ((node := value.producer()) is not None and node.graph is graph)
         }
         calls = [
