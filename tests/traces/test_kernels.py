@@ -190,6 +190,12 @@ def test_a_pool_of_nan_is_nan() -> None:
     np.testing.assert_array_equal(run.run({"x0": array})["y"], [[[np.nan, np.nan, 3]]])
 
 
+def test_a_mean_of_nothing_is_nan_without_a_warning() -> None:
+    inputs = (np.zeros((0, 2), np.float32), np.array([0]))
+    run = FileRun(ir.serde.deserialize_model(one_node("ReduceMean", inputs, {})), in_float64_for=None)
+    assert np.isnan(run.run({"x0": inputs[0], "x1": inputs[1]})["y"]).all()
+
+
 def test_attributes_are_numbers_of_float64() -> None:
     """The weights of a cubic interpolation, which are made of an attribute and of places, add up to one."""
     array, sizes = np.full((1, 1, 240), 0.3), np.array([1, 1, 224])

@@ -14,6 +14,7 @@ values that are kept and the walk would be one circle of imports in three files.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -113,7 +114,9 @@ class FileRun:
             NodeError: A node cannot be computed.
             UsageError: An input is missing.
         """
-        return _Run(self, watch, constants or {}, change, rounds).whole(inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # NumPy says that the mean of nothing is NaN
+            return _Run(self, watch, constants or {}, change, rounds).whole(inputs)
 
     def values(self, wanted: Sequence[ir.Value], known: Mapping[ir.Value, Any]) -> list[Any]:
         """Some values of the main graph, computed from others; only the nodes in between are run.
