@@ -109,7 +109,11 @@ def check_written(
         CheckError: A product is another.
     """
     apart = _steps_apart(before, products(changed))
-    wrong = {name: f"is off by {steps:.3g} steps of its scale" for name, steps in apart.items() if steps > method.steps}
+    wrong = {
+        name: f"is off by {steps:.3g} steps of its scale" if math.isfinite(steps) else "is no form of the same product"
+        for name, steps in apart.items()
+        if steps > method.steps
+    }
     wrong |= dict.fromkeys(_cut_off(changed, ranges) if ranges else (), "does not have the range of the data")
     if wrong:
         values = {value.name: node for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
