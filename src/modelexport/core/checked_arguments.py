@@ -38,7 +38,9 @@ def with_checked_arguments(function: _Function) -> _Function:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{function.__name__}: {error}; {_to_call(function, args, kwargs)}") from None
+            if kwargs.keys() <= signature.parameters.keys():
+                raise TypeError(f"{function.__name__}: {error}; {_to_call(function, args, kwargs)}") from None
+            given = {}  # the function says what it takes, which may be more than it shows
         for name, value in given.items():
             if not _fits(value, hints[name]):
                 text = re.sub(r"(collections\.abc|pathlib|typing)\.", "", inspect.formatannotation(hints[name]))
