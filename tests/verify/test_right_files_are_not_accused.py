@@ -79,6 +79,28 @@ def test_rows_that_only_float64_chooses_accuse_no_file(tmp_path: Path) -> None:
     )
 
 
+def test_a_choice_among_equal_scores_that_the_file_makes_twice_accuses_no_file(tmp_path: Path) -> None:
+    class Best(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            best = torch.cat([x, x], 1).argmax(1)
+            return best, best * 2
+
+    inputs = {"x": torch.rand(6, 4)}
+    modelexport.export(Best(), inputs, tmp_path / "once.onnx")
+    model = onnx.load(tmp_path / "once.onnx")
+    (choice,) = (node for node in model.graph.node if node.op_type == "ArgMax")
+    (last,) = (each for each in choice.attribute if each.name == "select_last_index")
+    last.i = 1
+    again = onnx.NodeProto()
+    again.CopyFrom(choice)
+    again.name = again.output[0] = "again"
+    (user,) = (node for node in model.graph.node if node.op_type == "Mul")
+    user.input[:] = ["again" if name == choice.output[0] else name for name in user.input]
+    model.graph.node.insert([*model.graph.node].index(choice) + 1, again)
+    onnx.save(model, tmp_path / "twice.onnx")
+    assert modelexport.verify(Best(), inputs, tmp_path / "twice.onnx").agrees
+
+
 @pytest.mark.slow
 def test_what_numpy_or_the_standard_lacks_accuses_no_file(tmp_path: Path) -> None:
     torch.manual_seed(0)

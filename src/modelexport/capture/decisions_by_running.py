@@ -10,7 +10,6 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -53,16 +52,15 @@ def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[Siz
     """
     sizes, found = symbol_sizes(inputs, graph), [*_by_symbols(model, inputs, graph)]
     for condition in found:  # which grows
-        for other in islice(sizes_against(condition, sizes), int(condition.in_model and len(found) < _FEW)):
-            if too_large(inputs, graph, other):
-                continue
-            beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
-            found += [each for each in beyond if each.in_model and each.holds(sizes) and each not in found]
+        other = next(iter(sizes_against(condition, sizes)), None) if condition.in_model else None
+        if other is None or too_large(inputs, graph, other):
+            continue
+        beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
+        implied = [each for each in beyond if each.in_model and each.holds(sizes) and each not in found]
+        if not implied:  # each run costs a part of an export, and few models have such a decision
+            break
+        found += implied
     return found
-
-
-_FEW = 16
-"""From how many conditions on no others are looked for."""
 
 
 def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:

@@ -316,7 +316,8 @@ class _Watcher:
         for _, place in sorted(near):
             if is_tie(known[place].scores, scores, known[place].indices, indices):
                 self.trace.ties[node] = None
-                return known.pop(place).indices.astype(indices.dtype)  # another node made another choice
+                known.append(known.pop(place))  # another node made another choice, or repeats this one
+                return known[-1].indices.astype(indices.dtype)
         return indices
 
 
