@@ -541,3 +541,27 @@ def test_a_module_with_a_branch_becomes_the_body_of_an_operator(tmp_path: Path) 
     for chosen in (True, False):
         feeds = {"x": np.array([1, 2], np.float32), "c": np.array(chosen)}
         same(*(run_session(open_session(path), feeds) for path in (file, tmp_path / "out.onnx")))
+
+
+def test_a_substitute_of_the_same_class_gives_each_output_to_its_own(tmp_path: Path) -> None:
+    """The outputs of the file have the names that the outputs of the substitute have, in another order."""
+
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 2, x * 3
+
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.two = Two()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x + 1, *self.two(x)
+
+    x = torch.ones(2, 4)
+    export(Three(), (x,), tmp_path / "three.onnx")
+    export(Two(), (x,), tmp_path / "two.onnx")
+    replace(tmp_path / "three.onnx", ["two"], FromModel(tmp_path / "two.onnx"), tmp_path / "replaced.onnx")
+    session = open_session(tmp_path / "replaced.onnx")
+    results = run_session(session, {session.get_inputs()[0].name: x.numpy()})
+    assert [result[0, 0] for result in results.values()] == [2, 2, 3]

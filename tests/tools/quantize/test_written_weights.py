@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 import modelexport
 from modelexport.errors import CheckError
+from modelexport.runtime.sessions import open_session
 from modelexport.tools.quantize import quantize
 from modelexport.tools.quantize.methods import apply_method
 
@@ -84,3 +87,27 @@ def test_what_a_quantizer_writes_wrong_is_refused(fault: str, tmp_path: Path, mo
     with pytest.raises(CheckError, match=r"^dense: what ONNX Runtime wrote for \S+ .*: keep the module with --keep"):
         modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=DATA)
     assert not (tmp_path / "q.onnx").exists()
+
+
+class Split(nn.Module):
+    """Returns a product after a ReLU, and what another module makes of the product itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.relu, self.kept = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.product(x)
+        return self.relu(made), self.kept(made)
+
+
+def test_a_value_before_a_relu_keeps_its_negative_numbers_for_a_module_that_is_kept(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 8, 8)
+    modelexport.export(Split(), (x,), tmp_path / "x.onnx")
+    modelexport.quantize(
+        tmp_path / "x.onnx", tmp_path / "q.onnx", to="int8-static:operators=all", keep=["kept"], data=[{"x": x.numpy()}]
+    )
+    _, right = open_session(tmp_path / "x.onnx").run(None, {"x": x.numpy()})
+    _, found = open_session(tmp_path / "q.onnx").run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(found, right, atol=0.1)

@@ -202,7 +202,14 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
         "activation_type": QuantType.QUInt8,
         "calibration_cache_path": ranges,
     }
-    return _written(lambda file: quantize_static(model, file, None, **_int8(method), **how))
+    taken = {name for node in model.graph.node for name in node.input}
+    # The library gives a value that only a Relu or Clip takes the range of that one's result, though it is returned.
+    marks = [f"{output.name}.size" for output in model.graph.output if output.name in taken]
+    model.graph.node.extend(onnx.helper.make_node("Size", [name.removesuffix(".size")], [name]) for name in marks)
+    made = _written(lambda file: quantize_static(model, file, None, **_int8(method), **how))
+    for node in [node for node in made.graph.node if node.output[0] in marks]:
+        made.graph.node.remove(node)
+    return made
 
 
 def _int8(method: Method) -> dict[str, Any]:

@@ -108,7 +108,10 @@ def check_written(
     Raises:
         CheckError: A product is another.
     """
-    apart = _steps_apart(before, products(changed))
+    try:
+        apart = _steps_apart(before, products(changed))
+    except ValueError:  # scales that do not broadcast with what they are for
+        apart = dict.fromkeys(before, math.inf)
     wrong = {
         name: f"is off by {steps:.3g} steps of its scale" if math.isfinite(steps) else "is no form of the same product"
         for name, steps in apart.items()
@@ -150,9 +153,13 @@ def _cut_off(model: onnx.ModelProto, ranges: Path) -> set[str]:
         )
         users = [user for user in node.outputs[0].consumers() if user.op_type == "DequantizeLinear"]
         is_wrong = any(user.inputs[1:] != node.inputs[1:] for user in users)
-        if name in measured and scale is not None and zero is not None:
+        if scale is None or zero is None:
+            found.update([name] if is_wrong else [])
+            continue
+        for least, most in (
+            measured[each].range_value for each in (name, *(user.outputs[0].name for user in users)) if each in measured
+        ):
             info, start = np.iinfo(zero.array.dtype), zero.array.astype(np.float32)
-            least, most = measured[name].range_value
             is_wrong |= bool(
                 least < (info.min - start - 1) * scale.array or most > (info.max - start + 1) * scale.array
             )
@@ -184,7 +191,8 @@ def _constant(tensor: ir.TensorProtocol | None) -> Stored | None:
         return None
     array = tensor.numpy()
     if tensor.dtype.is_floating_point():
-        return Stored(array.astype(np.float32, copy=False))
+        step = np.spacing(array).astype(np.float32) if array.dtype.itemsize == 2 else 0.0
+        return Stored(array.astype(np.float32, copy=False), step)
     return Stored(array.astype(np.int8) if tensor.dtype.bitwidth < _BYTE else array)
 
 
@@ -207,7 +215,7 @@ def _sum_or_multiple(node: ir.Node, one: Stored | None, other: Stored | None) ->
     if one is None or (other and other.is_product):
         return None
     if node.op_type == "Mul" and other and _fits(other, one):
-        return _times(one, other.array)
+        return _times(one, other)
     added, bias = other or _COMPUTED, one.bias or Stored(np.float32(0))
     if node.op_type == "Add" and one.is_product and (_fits(added, bias) or _fits(bias, added)):
         return replace(one, bias=Stored(bias.array + added.array, bias.step + added.step))
@@ -220,9 +228,10 @@ def _fits(factor: Stored, other: Stored) -> bool:
     return factor.array.ndim <= other.array.ndim and all(size in (1, wanted) for size, wanted in sizes)
 
 
-def _times(stored: Stored, factor: Any) -> Stored:
+def _times(stored: Stored, factor: Stored) -> Stored:
     bias = stored.bias and _times(stored.bias, factor)
-    return replace(stored, array=stored.array * factor, step=stored.step * factor, bias=bias)
+    step = stored.step * np.abs(factor.array) + np.abs(stored.array) * factor.step
+    return replace(stored, array=stored.array * factor.array, step=step, bias=bias)
 
 
 def _product(node: ir.Node, inputs: Sequence[Stored | None]) -> Stored | None:
@@ -245,10 +254,10 @@ def _product(node: ir.Node, inputs: Sequence[Stored | None]) -> Stored | None:
     array, step = (np.concatenate(each, -2) if np.ndim(each[0]) else each[0] for each in zip(*found, strict=True))
     bias = None
     if (index := places[0].bias) is not None and index < len(node.inputs) and node.inputs[index] is not None:
-        bias = _times(inputs[index] or _COMPUTED, np.float32(how.get_float("beta", 1.0)))
+        bias = _times(inputs[index] or _COMPUTED, Stored(np.float32(how.get_float("beta", 1.0))))
     factor = how.get_float("alpha", 1.0) if node.op_type in ("Gemm", "FusedMatMul") else 1.0
     product = Stored(array, step, is_product=True)
-    return replace(product if factor == 1 else _times(product, np.float32(factor)), bias=bias)
+    return replace(product if factor == 1 else _times(product, Stored(np.float32(factor))), bias=bias)
 
 
 _OTHERWISE = ("transA", "transBatchA", "transBatchB")
@@ -298,4 +307,8 @@ def _unpacked(stored: Stored, scale: Stored, zero: Stored | None, how: Any) -> S
         zeros = unpack(zeros.reshape(len(codes), -1), bits, scales.shape[1]) if zeros.dtype == np.uint8 else zeros
     places = np.arange(0, codes.shape[1], _every(codes.shape))
     shift, step = (each.reshape(scales.shape)[:, places // how.get_int("block_size", 0)] for each in (zeros, scales))
-    return Stored((codes[:, places] - shift.astype(np.float32)) * step, step)
+    codes = codes[:, places] - shift.astype(np.float32)
+    if np.ndim(scale.step):  # half of it, of each code, is the rounding of the scale
+        rounding = np.abs(scale.step).reshape(scales.shape)[:, places // how.get_int("block_size", 0)]
+        return Stored(codes * step, np.abs(step) + np.abs(codes) * rounding)
+    return Stored(codes * step, step)

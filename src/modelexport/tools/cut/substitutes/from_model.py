@@ -123,13 +123,18 @@ class FromModel:
         returned = [tensor.name for tensor in interface.entry.outputs] if interface.entry is not None else []
         if len(returned) == len(graph.outputs):
             offered = dict(zip(returned, graph.outputs, strict=True)) | offered
-        mapped = {whole: name for name, whole in self.mapping.items() if name in offered}
+        own = {value.name for value in graph.outputs}
+        is_cut = own.issuperset(value.name for value in interface.outputs)  # it was cut out of the same file
+        given = {whole: name for name, whole in self.mapping.items() if name in offered}
+        mapped = dict(given)
         wanted: dict[str, Sequence[str]] = {}
         for value in interface.outputs:
             name, returned_as = value.name or "", interface.results.get(value)
             wanted[name] = spellings(returned_as) if returned_as is not None else ()
-            if returned_as in mapped:
-                mapped[name] = mapped[returned_as]
+            if returned_as in given:
+                mapped.setdefault(name, given[returned_as])
+            elif returned_as in offered and not is_cut:
+                mapped.setdefault(name, returned_as)
         if unknown := [whole for whole in mapped if whole not in {*wanted, *chain(*wanted.values())}]:
             raise UsageError(
                 f"'{interface.call}' has no output '{unknown[0]}' that is used: it has {', '.join(wanted)}"
