@@ -13,10 +13,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import CONTRIBUTED, all_nodes, is_attention
 
-CONTRIBUTED = "com.microsoft"
-ATTENTION = "GroupQueryAttention"
 PAST_INPUTS = (3, 4)
 """The inputs of GroupQueryAttention that are the cache."""
 _STEPS = 8
@@ -40,11 +38,6 @@ def tidy_fused(model: ir.Model) -> list[Sequence[ir.Node]]:
     _take_lengths_from_mask(model)
     passes.RemoveUnusedNodesPass()(model)
     return packed
-
-
-def is_attention(node: ir.Node) -> bool:
-    """Whether a node is ONNX Runtime's attention with a cache."""
-    return node.op_identifier()[:2] == (CONTRIBUTED, ATTENTION)
 
 
 def _drop_round_trip(node: ir.Node) -> None:

@@ -15,11 +15,11 @@ import onnx_ir as ir
 from modelexport.capture.transformers_exporter import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
 from modelexport.core.module_tree import ModuleTree
-from modelexport.exporting.fused_decoders import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
+from modelexport.exporting.fused_decoders import tidy_fused
 from modelexport.exporting.options import FuseFor
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import ATTENTION, CONTRIBUTED, all_nodes, is_attention
 from modelexport.graph.size_symbols import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.owners_after_passes import derive_owners

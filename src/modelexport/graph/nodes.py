@@ -10,6 +10,9 @@ import onnx
 import onnx_ir as ir
 
 IDENTITY: ir.OperatorIdentifier = ("", "Identity", "")
+CONTRIBUTED = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+ATTENTION = "GroupQueryAttention"
 READ_SIZES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read the sizes of what they take, and no value of it."""
 
@@ -20,6 +23,11 @@ PLAIN_TYPES = frozenset(ir.AttributeType[name] for name in ("INT", "INTS", "FLOA
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node of a model: of the graph, of nested graphs (after their enclosing node) and of functions."""
     return chain(nodes_of(model.graph), *map(nodes_of, model.functions.values()))
+
+
+def is_attention(node: ir.Node) -> bool:
+    """Whether a node is ONNX Runtime's attention with a cache."""
+    return node.op_identifier()[:2] == (CONTRIBUTED, ATTENTION)
 
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:

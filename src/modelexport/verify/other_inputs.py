@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.core.collected_messages import collected
-from modelexport.exporting.fused_decoders import is_attention
+from modelexport.graph.nodes import is_attention
 from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
 from modelexport.pytorch.inputs.other_sizes import (
