@@ -127,12 +127,10 @@ def _branch_of(file: Path, chosen: Mapping[str, Selection | None]) -> str:
     from modelexport.tagged.package import files_of
 
     for name, path in files_of(file).items():
-        nodes = read_tagged(path).nodes
-        around, only = enclosing_nodes(nodes), chosen.get(name) or ()
-        for node in nodes:
-            owner, outer = owner_of(node), next((it for graph, it in around.items() if graph is node.graph), None)
-            condition = outer.inputs[0] if outer is not None and outer.op_type == "If" else None
-            if outer is not None and condition is not None and owner is not None and owner.call in only:
+        only = chosen.get(name) or ()
+        for graph, outer in enclosing_nodes(read_tagged(path).nodes).items():
+            owners, condition = map(owner_of, graph), outer.inputs[0] if outer.op_type == "If" else None
+            if condition is not None and any(owner is not None and owner.call in only for owner in owners):
                 maker = condition.producer()
                 place = f" of {place_of(maker)}" if maker is not None else ""
                 return f": they are in a branch of {outer.name} that was not taken; {condition.name}{place} decides"

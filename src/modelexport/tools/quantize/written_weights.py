@@ -113,7 +113,9 @@ def check_written(
     except ValueError:  # scales that do not broadcast with what they are for
         apart = dict.fromkeys(before, math.inf)
     wrong = {
-        name: f"is off by {steps:.3g} steps of its scale" if math.isfinite(steps) else "is no form of the same product"
+        name: f"is off by {steps:.3g} steps of its scale"
+        if math.isfinite(steps)
+        else "is no product with these weights in a known form"
         for name, steps in apart.items()
         if steps > method.steps
     }
