@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 import modelexport
+from modelexport.capture import FrontEnd
+from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.fixed_axes import Tried
 from modelexport.exporting.unrecorded_decisions import SizesTried
 from modelexport.runtime.random_inputs import make_random_inputs
@@ -204,3 +206,17 @@ def test_random_sizes_are_small() -> None:
     model = ir.serde.deserialize_model(proto)
     found = make_random_inputs(model, open_session(model))
     assert found["size"].max() <= 8 < found["ids"].max()
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_a_rank_that_depends_on_a_size_is_not_declared(frontend: FrontEnd, tmp_path: Path) -> None:
+    class Squeezed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.squeeze().relu() * 2
+
+    with pytest.warns(LimitedFileWarning, match="number of axes of output depends"):
+        report = modelexport.export(
+            Squeezed(), torch.randn(1, 4), tmp_path / "x.onnx", frontend=frontend, dynamic=True, verify=True
+        ).verified
+    assert report is not None
+    assert report.agrees, report

@@ -57,7 +57,7 @@ class ExportResult(Written):
     """Which operators of ONNX Runtime are where; ``None`` if nothing was fused."""
 
     notes: Sequence[str] = ()
-    """What of the example inputs was left out, added or kept before the capture."""
+    """What of the example inputs was left out, added or kept before the capture, and what else a caller has to know."""
 
     added: Mapping[str, Any] = field(default_factory=dict)
     """The inputs of the file that nobody gave, because transformers' exporter computes them ahead, for the example."""
@@ -129,4 +129,12 @@ def presumption_warning(lines: Sequence[str]) -> str:
     return (
         f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "
         "something is: verify it on inputs for which nothing is"
+    )
+
+
+def note_on_rank(output: str) -> str:
+    """What a file cannot say of an output whose number of axes depends on the sizes of inputs."""
+    return (
+        f"the number of axes of {output} depends on the sizes of the inputs: ONNX has one for an output, which is that "
+        "of the capture; name the axes in squeeze(), or return the same number from both branches"
     )

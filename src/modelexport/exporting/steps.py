@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.parameter_plans import record_state_dict
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
+from modelexport.graph.undetermined_ranks import forget_undetermined_ranks
 from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.owners_after_passes import derive_owners
 from modelexport.pytorch.calls.module_tree_of_model import containers
@@ -84,6 +85,8 @@ class Tagged:
     tags: Tags
     values: Mapping[str, ir.Value]
     """Names of values of the unoptimized graph to the values of the optimized one, for those that still exist."""
+    outputs_of_any_rank: Sequence[str]
+    """Names of outputs whose number of axes depends on the sizes of inputs."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ def tag(
     bind_tensors(before.tensors)
     present = fused.values if fused is not None else derive_owners(before.source, graph)
     finish(graph, exported.output_names, before.entries)
+    of_any_rank = forget_undetermined_ranks(graph)
     check_coverage(graph)
     record_exposed(graph, exported.exposed)
     tags = tags_of(tree, exported, options)
@@ -183,7 +187,7 @@ def tag(
     if not options.keep_torch_metadata:
         drop_foreign_metadata(graph)
     write_tags(graph, tags)
-    return Tagged(tags, present)
+    return Tagged(tags, present, of_any_rank)
 
 
 def tags_of(tree: ModuleTree, exported: Exported, options: TagOptions) -> Tags:

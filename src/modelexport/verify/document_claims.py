@@ -30,6 +30,7 @@ from modelexport.graph.nodes import initializers, nested_graphs, sizes_of
 from modelexport.graph.parameter_plans import state_dict_of, used_keys
 from modelexport.graph.properties import properties_of, text_of
 from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.graph.undetermined_ranks import undetermined_ranks
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.export_facts import facts_of_sidecar, module_facts, present_values
 from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
@@ -297,7 +298,7 @@ def _exposed(matches: Matches) -> Tables:
 
 def _shapes(matches: Matches) -> Tables:
     """The sizes of values; a symbol has that of the first axis that declares it alone."""
-    graph = matches.tagged.model.graph
+    graph, of_any_rank = matches.tagged.model.graph, undetermined_ranks(matches.tagged.model)
     input_shapes = {tensor.place.name: tensor.shape for tensor in matches.reference.side(ROOT, "inputs")}
     shapes = {
         value: input_shapes[value.name] for value in graph.inputs if value.name in input_shapes
@@ -307,6 +308,8 @@ def _shapes(matches: Matches) -> Tables:
         if value.shape is None or value.graph is not graph:
             continue
         declared, right = sizes_of(value), list[Any](shape)
+        if len(declared) != len(shape) and value.is_graph_output() and value in of_any_rank:  # ONNX requires a rank
+            continue
         for axis, size_text in enumerate(declared if len(declared) == len(shape) else ()):
             if isinstance(size_text, str) and SYMBOL.fullmatch(size_text):
                 symbols.setdefault(size_text, str(shape[axis]))
