@@ -152,8 +152,8 @@ def test_a_version_outside_the_tested_range_is_said_once(monkeypatch: pytest.Mon
     )
     patches.tested.cache_clear()
     with pytest.warns(VersionWarning, match=r"torch .* is outside the range that is tested, <2.0") as said:
-        patches.warn_once()
-        patches.warn_once()
+        patches.warn_of_versions()
+        patches.warn_of_versions()
     assert len(said) == 1
 
 

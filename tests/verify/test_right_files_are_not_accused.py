@@ -18,7 +18,7 @@ import modelexport
 from modelexport.capture import FrontEnd
 from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.fixed_axes import Tried
-from modelexport.exporting.unrecorded_decisions import SizesTried
+from modelexport.exporting.unrecorded_decisions import UnrecordedDecisions
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tools.compare.against_file import verify_against
@@ -132,9 +132,9 @@ def test_numbers_in_float64_keep_their_digits(tmp_path: Path) -> None:
 SIZES = {"batch": 2, "length": 5, "height": 8, "width": 8}
 
 
-def tried_with(differs: Callable[[Mapping[str, int]], bool]) -> SizesTried:
+def tried_with(differs: Callable[[Mapping[str, int]], bool]) -> UnrecordedDecisions:
     """What is found of a file that differs at some sizes."""
-    found = SizesTried(SIZES, lambda sizes: Tried("differ" if differs(sizes) else "agree", "it differs"))
+    found = UnrecordedDecisions(SIZES, lambda sizes: Tried("differ" if differs(sizes) else "agree", "it differs"))
     found.find([])
     return found
 
@@ -159,7 +159,7 @@ def test_what_differs_with_the_sizes_of_the_example_fixes_none() -> None:
 
 
 def test_what_cannot_be_compared_fixes_none() -> None:
-    found = SizesTried(SIZES, lambda sizes: Tried("not compared"))
+    found = UnrecordedDecisions(SIZES, lambda sizes: Tried("not compared"))
     found.find([])
     assert not found.fixed
 

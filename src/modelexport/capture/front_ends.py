@@ -12,7 +12,7 @@ from torch import nn
 from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.fixed_answers import fixed_answers
-from modelexport.capture.patches import warn_once
+from modelexport.capture.patches import warn_of_versions
 from modelexport.capture.presumed_answers import DECISIONS, Presumed
 from modelexport.capture.repairs.resizing import copy_along_equal_sizes, give_sizes_of_pytorch, pick_pixels_as_pytorch
 from modelexport.capture.script_modules import scripts_converted
@@ -50,7 +50,7 @@ def capture(
         InputsError: The inputs do not fit.
         UsageError: The front end does not write this opset.
     """
-    warn_once()
+    warn_of_versions()
     with collected() as messages:
         exported = _capture_by(frontend, model, inputs, constants=constants, **options)
     return dataclasses.replace(exported, messages=tuple(messages))

@@ -1,6 +1,6 @@
 """All that this room uses of the private names of torch and its exporters, and all that it replaces in them.
 
-:func:`warn_once` and :func:`require` look at the rows when a front end starts. A name that is missing, or whose
+:func:`warn_of_versions` and :func:`require` look at the rows when a front end starts. A name that is missing, or whose
 parameters have changed, is not used, and a warning says once what is lost. A name without which files would be wrong is
 an error. Tests go through the same table with the installed torch.
 """
@@ -244,7 +244,7 @@ def require(use: Use) -> None:
             raise CaptureError(f"{reason}; install torch{tested().get('torch', '')}", reason=reason)
 
 
-def warn_once() -> None:
+def warn_of_versions() -> None:
     """Warn of packages outside the tested range, and of what is not used; once in a process."""
     for text in _lacking():
         if text not in warned:

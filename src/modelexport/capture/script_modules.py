@@ -37,8 +37,8 @@ def scripts_converted(model: nn.Module, inputs: Inputs) -> Iterator[nn.Module]:
             if not path:
                 yield converted
                 return
-            holder, _, name = path.rpartition(".")
-            parts = model.get_submodule(holder)._modules
+            parent, _, name = path.rpartition(".")
+            parts = model.get_submodule(parent)._modules
             stack.callback(parts.__setitem__, name, module)
             parts[name] = converted
         yield model

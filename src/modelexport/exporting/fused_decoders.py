@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.graph.nodes import CONTRIBUTED, all_nodes, is_attention
+from modelexport.graph.nodes import CONTRIBUTED, all_nodes, is_cached_attention
 
 PAST_INPUTS = (3, 4)
 """The inputs of GroupQueryAttention that are the cache."""
@@ -32,7 +32,7 @@ def tidy_fused(model: ir.Model) -> list[Sequence[ir.Node]]:
         for node in list(all_nodes(model)):
             rewrite(node)
     passes.RemoveUnusedNodesPass()(model)
-    attentions = [node for node in all_nodes(model) if is_attention(node)]
+    attentions = [node for node in all_nodes(model) if is_cached_attention(node)]
     packed = [group for node in attentions for group in _pack_projections(node)]
     _attend_to_written(attentions)
     _take_lengths_from_mask(model)
@@ -52,7 +52,7 @@ def _drop_round_trip(node: ir.Node) -> None:
 
 def _give_shape_of_query(node: ir.Node) -> None:
     """Write the shape of what an attention, or a rotation before it, returns: that of its first input."""
-    if (is_attention(node) or node.op_identifier()[:2] == (CONTRIBUTED, "RotaryEmbedding")) and node.inputs[0]:
+    if (is_cached_attention(node) or node.op_identifier()[:2] == (CONTRIBUTED, "RotaryEmbedding")) and node.inputs[0]:
         node.outputs[0].shape = node.outputs[0].shape or node.inputs[0].shape
 
 
@@ -248,7 +248,7 @@ _PAST_AXIS = 2
 
 def reads_cache(node: ir.Node, index: int) -> bool:
     """Whether a node reads an input as the cache of an attention, which may be longer than what it contains."""
-    return is_attention(node) and index in PAST_INPUTS
+    return is_cached_attention(node) and index in PAST_INPUTS
 
 
 def _axis_read(node: ir.Node) -> int | None:

@@ -19,7 +19,7 @@ from modelexport.exporting.fused_decoders import tidy_fused
 from modelexport.exporting.options import FuseFor
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import ATTENTION, CONTRIBUTED, all_nodes, is_attention
+from modelexport.graph.nodes import CONTRIBUTED, GROUP_QUERY_ATTENTION, all_nodes, is_cached_attention
 from modelexport.graph.size_symbols import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.owners_after_passes import derive_owners
@@ -104,7 +104,7 @@ def rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | No
     Returns:
         The rotated keys if the graph had them in another layout: under that value's name, until owners are known.
     """
-    if not is_attention(node) or not node.attributes.get_int("do_rotary", 0):
+    if not is_cached_attention(node) or not node.attributes.get_int("do_rotary", 0):
         return None
     query, key = node.inputs[:2]
     positions = node.inputs[_POSITIONS] if len(node.inputs) > _POSITIONS else None
@@ -205,9 +205,9 @@ def _reason(model: ir.Model) -> str:
     caches = [value.shape for value in model.graph.outputs if value.shape is not None and len(value.shape) == _CACHE]
     widths = {width for shape in caches if isinstance(width := shape[-1], int) and width % _HEAD}
     if widths:
-        return f"its heads have {min(widths)} values, and {ATTENTION} takes multiples of {_HEAD}"
+        return f"its heads have {min(widths)} values, and {GROUP_QUERY_ATTENTION} takes multiples of {_HEAD}"
     if not caches:
-        return f"the graph returns no keys and values, which {ATTENTION} makes"
+        return f"the graph returns no keys and values, which {GROUP_QUERY_ATTENTION} makes"
     return "the fusions do not recognize its form, or take several tokens after a cache for one row only"
 
 

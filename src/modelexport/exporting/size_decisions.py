@@ -60,13 +60,13 @@ def find_sizes(
         every: Whether all axes have to be dynamic, and not only those with names.
         example: The inputs that a person gave, with which the file has to be right, if they have other sizes.
     """
-    from modelexport.exporting.unrecorded_decisions import SizesTried
+    from modelexport.exporting.unrecorded_decisions import UnrecordedDecisions
     from modelexport.pytorch.inputs.other_sizes import changeable_sizes, symbol_sizes
 
     trials, model = SizeTrials(sides, inputs), sides.tagged.model
     sizes, changeable = symbol_sizes(inputs, model), changeable_sizes(inputs, model)
-    equal = [condition for condition in exported.conditions if EQUAL.fullmatch(condition.formula)]
-    tried = SizesTried(sizes, trials.run, [condition for condition in equal if {*condition.symbols} <= sizes.keys()])
+    equal = [each for each in exported.conditions if EQUAL.fullmatch(each.formula) and {*each.symbols} <= sizes.keys()]
+    tried = UnrecordedDecisions(sizes, trials.run, equal)
     settled = settle_conditions(exported.conditions, sizes, changeable, trials.run, tried.agreeing)
     if names is None:
         record_conditions(model, settled.kept)

@@ -21,7 +21,7 @@ Sizes = Mapping[str, int]
 
 
 @dataclass
-class SizesTried:
+class UnrecordedDecisions:
     """Runs with a covering set of sizes, and what was found by them.
 
     Args:

@@ -39,8 +39,8 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
     return proto
 
 
-def _write_properties(carrier: ir.Model | ir.Value, proto: onnx.ModelProto | onnx.TensorProto) -> None:
-    properties = {entry.key: entry.value for entry in proto.metadata_props} | properties_of(carrier)
+def _write_properties(element: ir.Model | ir.Value, proto: onnx.ModelProto | onnx.TensorProto) -> None:
+    properties = {entry.key: entry.value for entry in proto.metadata_props} | properties_of(element)
     del proto.metadata_props[:]
     for key, text in sorted(properties.items()):
         proto.metadata_props.add(key=key, value=text)

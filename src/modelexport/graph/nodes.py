@@ -12,7 +12,7 @@ import onnx_ir as ir
 IDENTITY: ir.OperatorIdentifier = ("", "Identity", "")
 CONTRIBUTED = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
-ATTENTION = "GroupQueryAttention"
+GROUP_QUERY_ATTENTION = "GroupQueryAttention"
 READ_SIZES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read the sizes of what they take, and no value of it."""
 
@@ -25,9 +25,9 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     return chain(nodes_of(model.graph), *map(nodes_of, model.functions.values()))
 
 
-def is_attention(node: ir.Node) -> bool:
-    """Whether a node is ONNX Runtime's attention with a cache."""
-    return node.op_identifier()[:2] == (CONTRIBUTED, ATTENTION)
+def is_cached_attention(node: ir.Node) -> bool:
+    """Whether a node is ONNX Runtime's attention that appends to a cache, ``GroupQueryAttention``."""
+    return node.op_identifier()[:2] == (CONTRIBUTED, GROUP_QUERY_ATTENTION)
 
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:

@@ -21,8 +21,8 @@ from modelexport.format.cut_record import CutRecord
 from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
 from modelexport.graph.nodes import all_nodes, held_initializers
 
-Carrier: TypeAlias = ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value
-"""What has properties in a file."""
+HasProperties: TypeAlias = ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value
+"""The elements of a model that have ``metadata_props``."""
 
 _TYPES: Mapping[str, Any] = {
     keys.STATE_DICT: dict[str, documents.StateDictEntry],
@@ -46,17 +46,17 @@ _TYPES_WHEN_ASKED: Mapping[str, Any] = {
 """Those that are decoded when somebody asks for them."""
 
 
-def record(carrier: ir.Value | ir.Model, key: str, content: Any) -> None:
+def record(element: ir.Value | ir.Model, key: str, content: Any) -> None:
     """Let an initializer or a model carry what a property of a file says, or nothing, in its ``meta``."""
-    carrier.meta.pop(key, None)
+    element.meta.pop(key, None)
     if content is not None:
-        carrier.meta[key] = content
-    carrier.metadata_props.pop(key, None)
+        element.meta[key] = content
+    element.metadata_props.pop(key, None)
     if key == keys.PARAMETER:
-        carrier.metadata_props.pop(keys.TRANSFORM, None)
+        element.metadata_props.pop(keys.TRANSFORM, None)
 
 
-def recorded(carrier: ir.Value | ir.Model, key: str, *, damaged: str = "the file has damaged metadata") -> Any:
+def recorded(element: ir.Value | ir.Model, key: str, *, damaged: str = "the file has damaged metadata") -> Any:
     """What an initializer or a model carries of a property; ``None`` if it has none.
 
     Args:
@@ -65,9 +65,9 @@ def recorded(carrier: ir.Value | ir.Model, key: str, *, damaged: str = "the file
     Raises:
         FileFormatError: The text is damaged.
     """
-    if key not in carrier.meta and key in _TYPES_WHEN_ASKED and key in carrier.metadata_props:
-        carrier.meta[key] = decode_json(carrier.metadata_props[key], kind=_TYPES_WHEN_ASKED[key], damaged=damaged)
-    return carrier.meta.get(key)
+    if key not in element.meta and key in _TYPES_WHEN_ASKED and key in element.metadata_props:
+        element.meta[key] = decode_json(element.metadata_props[key], kind=_TYPES_WHEN_ASKED[key], damaged=damaged)
+    return element.meta.get(key)
 
 
 def read_properties(model: ir.Model) -> None:
@@ -92,20 +92,20 @@ def _decoded(properties: Mapping[str, str], what: str) -> dict[str, Any]:
     return {key: decode_json(text, kind=_TYPES[key], damaged=f"{damaged} {key}") for key, text in texts.items()}
 
 
-def properties_of(carrier: Carrier) -> dict[str, str]:
-    """The properties of a carrier as a file has them."""
-    content = {key: carrier.meta[key] for key in (*_TYPES, *_TYPES_WHEN_ASKED) if carrier.meta.get(key) is not None}
+def properties_of(element: HasProperties) -> dict[str, str]:
+    """The properties of an element as a file has them."""
+    content = {key: element.meta[key] for key in (*_TYPES, *_TYPES_WHEN_ASKED) if element.meta.get(key) is not None}
     properties = {key: msgspec.json.encode(each).decode() for key, each in content.items()}
     if (plan := content.get(keys.PARAMETER)) is not None:
         properties[keys.PARAMETER] = json.dumps(plan.keys)
         if plan.steps:
             properties[keys.TRANSFORM] = msgspec.json.encode(plan.steps).decode()
-    return properties | carrier.metadata_props
+    return properties | element.metadata_props
 
 
-def text_of(carrier: Carrier, key: str) -> str | None:
+def text_of(element: HasProperties, key: str) -> str | None:
     """The text of a property, ours or another tool's; ``None`` if there is none."""
-    return carrier.metadata_props.get(key)
+    return element.metadata_props.get(key)
 
 
 def format_version(model: ir.Model) -> str | None:
@@ -118,15 +118,15 @@ def is_tagged(model: ir.Model) -> bool:
     return format_version(model) is not None
 
 
-def put_texts(carrier: Carrier, texts: Mapping[str, str], *, only: bool = False) -> None:
-    """Give a carrier the text of properties.
+def put_texts(element: HasProperties, texts: Mapping[str, str], *, only: bool = False) -> None:
+    """Set the text of properties of an element.
 
     Args:
         only: Remove the text of all others.
     """
     if only:
-        carrier.metadata_props.clear()
-    carrier.metadata_props.update(texts)
+        element.metadata_props.clear()
+    element.metadata_props.update(texts)
 
 
 def copy_facts(source: ir.Node, *targets: ir.Node) -> None:
@@ -136,16 +136,16 @@ def copy_facts(source: ir.Node, *targets: ir.Node) -> None:
         node.metadata_props.update(source.metadata_props)
 
 
-def drop_texts(carriers: Iterable[Carrier], dropped: Container[str] | Callable[[str], bool]) -> None:
+def drop_texts(elements: Iterable[HasProperties], dropped: Container[str] | Callable[[str], bool]) -> None:
     """Remove the text of some properties, in place.
 
     Args:
         dropped: Their names, or what tells them.
     """
-    for carrier in carriers:
-        for key in list(carrier.metadata_props):
+    for element in elements:
+        for key in list(element.metadata_props):
             if dropped(key) if callable(dropped) else key in dropped:
-                del carrier.metadata_props[key]
+                del element.metadata_props[key]
 
 
 def drop_tag_attributes(model: ir.Model) -> None:

@@ -130,10 +130,10 @@ def _branches(graph: ir.Graph, around: str = "") -> list[tuple[str, ir.Graph]]:
     """The branches and loop bodies in a graph, each with its place: ``y.then_branch.`` of the node that computes y."""
     found = []
     for node in graph:
-        holder = next((value.name for value in node.outputs if value.name), node.name)
+        base = next((value.name for value in node.outputs if value.name), node.name)
         for attribute in node.attributes.values():
             for index, nested in enumerate(graphs_of(attribute)):
-                place = f"{around}{holder}.{attribute.name}{index or ''}."
+                place = f"{around}{base}.{attribute.name}{index or ''}."
                 found += [(place, nested), *_branches(nested, place)]
     return found
 

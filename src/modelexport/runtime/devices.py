@@ -209,12 +209,12 @@ def _behind(text: str, command: tuple[str, ...], limit: float) -> Device:
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
     facts = facts_behind(command, limit)
-    there = {short_name(provider): provider for provider in facts["providers"] if provider not in _SERVICES}
+    there = {short_name(provider): provider for provider in facts.providers if provider not in _SERVICES}
     name = short_name(name)
     if name not in there:
         raise UsageError(
             f"`{shlex.join(command)}` has no device {name}{suggest(name, there)}; it has {', '.join(there)} "
-            f"(onnxruntime {facts['onnxruntime']})"
+            f"(onnxruntime {facts.onnxruntime})"
         )
     options = dict(pair.split("=", 1) for pair in pairs)
     return Device(
@@ -222,7 +222,7 @@ def _behind(text: str, command: tuple[str, ...], limit: float) -> Device:
         asked=f"{text}{THROUGH}{shlex.join(command)}",
         provider=there[name],
         options=options,
-        version=f"onnxruntime {facts['onnxruntime']} on {facts['platform']}",
+        version=f"onnxruntime {facts.onnxruntime} on {facts.platform}",
         computes=_computes(name, options),
         through=command,
         compiles=True,  # what runs there is a part of its own, not a session here

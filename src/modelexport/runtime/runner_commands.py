@@ -22,13 +22,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import shortened
-from modelexport.errors import RunError
+from modelexport.errors import RunError, UsageError
 from modelexport.runtime import runner, runner_elsewhere
 
+_T = TypeVar("_T")
 READY = "modelexport is ready"
 _START = (
     f"import sys; print('{READY}', flush=True); "
@@ -52,6 +55,14 @@ _LAST_SECONDS = 5.0
 """How long a command may run after it closed its output or its input."""
 _WORDS = 300
 """Characters of a command's last words that a message shows."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """The ONNX Runtime behind a command."""
+
+    onnxruntime: str
+    platform: str
+    providers: list[str]
 
 
 class CommandProcess:
@@ -107,22 +118,28 @@ class CommandProcess:
                 return
         raise RunError(problem)
 
-    def run(self, job: dict[str, Any], files: dict[str, bytes], limit: float) -> dict[str, Any]:
-        """Run one job; returns what the runner answers, with the files that it saved.
+    def run(self, job: dict[str, Any], files: dict[str, bytes], limit: float, kind: type[_T]) -> _T:
+        """Run one job; returns the answer of the runner, with the files that it saved.
 
         Raises:
             RunError: The process ends.
+            UsageError: Its answer is not of this kind.
             TimeoutError: It does not answer in time, or takes no input for as long.
         """
         sent = {name: base64.b64encode(content).decode() for name, content in files.items()}
         self._write(json.dumps(job | {"files": sent}).encode() + b"\n", limit)
         line = self._line(limit)
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            self._said.append(line)
-            raise self._ended() from None
-        return answer
+            return msgspec.json.decode(line, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self.other_answer(line) from error
+
+    def other_answer(self, said: object) -> UsageError:
+        """The error for an answer that is not that of the runner."""
+        return UsageError(
+            f"`{shlex.join(self.command)}` answered {shortened(str(said), _WORDS)} instead of a result: give a command "
+            "that does not change what the Python behind it prints"
+        )
 
     def end(self) -> None:
         """End the process, and everything that the command started here."""
@@ -191,7 +208,7 @@ def _sent(runner: ModuleType) -> str:
     return "".join(line for line in source.splitlines(keepends=True) if not line.startswith(here))
 
 
-def facts_behind(command: Sequence[str], limit: float = math.inf) -> dict[str, Any]:
+def facts_behind(command: Sequence[str], limit: float = math.inf) -> Facts:
     """The versions and the providers of the ONNX Runtime behind a command.
 
     Args:
@@ -202,7 +219,7 @@ def facts_behind(command: Sequence[str], limit: float = math.inf) -> dict[str, A
     """
     process = CommandProcess(command, limit)
     try:
-        return process.run({"facts": True}, {}, min(limit, _SECONDS))
+        return process.run({"facts": True}, {}, min(limit, _SECONDS), Facts)
     except TimeoutError as error:
         raise RunError(f"`{shlex.join(command)}` does not answer ({error}): run it by hand") from error
     finally:

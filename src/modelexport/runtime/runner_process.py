@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -38,7 +37,7 @@ State = Literal["ran", "failed", "crashed", "hung"]
 
 
 class RunnerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a model on a device."""
+    """The result of running a model on a device."""
 
     status: State
     message: str = ""
@@ -49,12 +48,18 @@ class RunnerResult(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     seconds: float = 0.0
     log: str = ""
-    """What the provider wrote, if it was asked to."""
+    """The lines that the provider logged, if they were asked for."""
+    saved: dict[str, bytes] = {}
+    """The files that a runner behind a command saved."""
 
     @property
     def error(self) -> float:
         """The largest error; infinite if it did not run."""
         return largest(self.errors.values()) if self.status == "ran" else float("inf")
+
+    def is_of(self, outputs: Collection[str]) -> bool:
+        """Whether it has an error, which is not negative, for each of these outputs and for no others."""
+        return self.errors.keys() == {*outputs} and all(error is None or error >= 0 for error in self.errors.values())
 
 
 def largest(errors: Iterable[float | None]) -> float:
@@ -120,19 +125,22 @@ class RunnerProcess:
 
     def _answer_behind(self, job: dict[str, Any]) -> RunnerResult:
         """The same behind a command: the files of the model are sent there, and those that it saves come back."""
-        folder = Path(job.pop("folder"))
+        folder, outputs = Path(job.pop("folder")), job["model"]["outputs"]
         files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         try:
             self._command = self._command or CommandProcess(self.device.through, self._limit)
             self._ran += 1
-            answer = self._command.run(job, files, self._limit)
+            result = self._command.run(job, files, self._limit, RunnerResult)
         except (RunError, TimeoutError) as error:
             self._end()
             return RunnerResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
-        saved = answer.pop("saved", {})
-        for name in (value["save"] for value in job["model"]["outputs"] if value.get("save") in saved):
-            (folder / name).write_bytes(base64.b64decode(saved[name]))
-        return msgspec.convert(answer, RunnerResult)
+        saved = [value["save"] for value in outputs if "save" in value]
+        compared = [value["name"] for value in outputs if "save" not in value]
+        if result.status == "ran" and not (result.is_of(compared) and result.saved.keys() >= {*saved}):
+            raise self._command.other_answer(result.errors)
+        for name in saved if result.status == "ran" else ():
+            (folder / name).write_bytes(result.saved[name])
+        return msgspec.structs.replace(result, saved={})
 
     def _answer_here(self, job: str) -> RunnerResult:
         process = self._process or self._begin()

@@ -76,7 +76,7 @@ _Stored = tuple[ir.Value, str, tuple[int, ...]]
 class _Product(NamedTuple):
     """A product of activations with constant int8 weights."""
 
-    holder: ir.Node
+    node: ir.Node
     """The node that takes the weight and its zero point: the operator, or what dequantizes its weight."""
     weight: int
     zero: int
@@ -86,7 +86,7 @@ class _Product(NamedTuple):
     @property
     def codes(self) -> Any:
         """The weight as the operator takes it."""
-        codes = _codes(self.holder.inputs[self.weight])
+        codes = _codes(self.node.inputs[self.weight])
         for order in self.orders:
             codes = np.transpose(codes, order)
         return codes
@@ -163,10 +163,10 @@ def make_unsigned(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> 
     """
     made, taken = dict[_Stored, ir.Value](), names_in(model)
     products = [p for node in saturating(nodes_of(model.graph) if nodes is None else nodes) for p in _products(node)]
-    if any(_input(product.holder, product.zero) is None and _zeros_of(product.holder) is None for product in products):
+    if any(_input(product.node, product.zero) is None and _zeros_of(product.node) is None for product in products):
         infer_shapes(model)
     for product in products:  # all of a node: an LSTM takes weights of one type
-        if _input(product.holder, product.zero) is not None or _zeros_of(product.holder) is not None:
+        if _input(product.node, product.zero) is not None or _zeros_of(product.node) is not None:
             _shift(model.graph, product, made, taken)
     return bool(made)
 
@@ -230,11 +230,11 @@ def _products(node: ir.Node) -> Iterator[_Product]:
         while activations is not None and (maker := activations.producer()) and maker.op_type in _PASSED:
             activations = maker.inputs[0]
         orders, weight = _transposed(weight)
-        source, holder = _dequantizer(activations), _dequantizer(weight)
+        source, dequantizer = _dequantizer(activations), _dequantizer(weight)
         in_8_bits = source is not None and _type(source.inputs[0]) in _IN_8_BITS and not _is_in_7_bits(source.inputs[0])
-        if in_8_bits and holder is not None:
-            found.append(_Product(holder, 0, 2, orders))
-    return (product for product in found if _is_int8(_input(product.holder, product.weight)))
+        if in_8_bits and dequantizer is not None:
+            found.append(_Product(dequantizer, 0, 2, orders))
+    return (product for product in found if _is_int8(_input(product.node, product.weight)))
 
 
 def _is_in_7_bits(value: ir.Value | None) -> bool:
@@ -304,11 +304,11 @@ def _is_fused(node: ir.Node) -> bool:
 
 def _shift(graph: ir.Graph, product: _Product, made: dict[_Stored, ir.Value], taken: set[str | None]) -> None:
     """Let a node take a uint8 weight and its zero point instead of an int8 weight."""
-    holder, weight = product.holder, product.holder.inputs[product.weight]
+    node, weight = product.node, product.node.inputs[product.weight]
     assert weight is not None
     for place in (product.weight, product.zero):
-        before = _input(holder, place)
-        codes = _zeros_of(holder) if before is None else _codes(before)
+        before = _input(node, place)
+        codes = _zeros_of(node) if before is None else _codes(before)
         if codes is None or codes.dtype != np.int8:
             continue  # another product of this node has it
         key = (weight, "zero.", codes.shape) if before is None else (before, "", codes.shape)
@@ -317,14 +317,14 @@ def _shift(graph: ir.Graph, product: _Product, made: dict[_Stored, ir.Value], ta
             made[key] = value = ir.val(name, const_value=ir.tensor(_unsigned(codes), name=name))
             value.meta.update(before.meta if before is not None else {})
             graph.register_initializer(value)
-        holder.resize_inputs(max(len(holder.inputs), place + 1))
-        holder.replace_input_with(place, made[key])
+        node.resize_inputs(max(len(node.inputs), place + 1))
+        node.replace_input_with(place, made[key])
         _drop(before, made[key])
 
 
-def _zeros_of(holder: ir.Node) -> Any:
+def _zeros_of(node: ir.Node) -> Any:
     """The zero points of a node that takes none: those of a scale have its shape; ``None`` if it is not known."""
-    scale = holder.inputs[1] if holder.op_type == "DequantizeLinear" else None
+    scale = node.inputs[1] if node.op_type == "DequantizeLinear" else None
     if scale is None:
         return np.zeros((), np.int8)
     shape = tensor.shape if (tensor := _tensor(scale)) is not None else scale.shape

@@ -155,16 +155,16 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[No
         if tensor is None:
             continue
         calls = users.get(value, [])
-        holder = _holder(plan.keys if plan is not None else (), calls, by_path, tagged)
-        if holder is None:
+        call = _counted_for(plan.keys if plan is not None else (), calls, by_path, tagged)
+        if call is None:
             unused.append(NodeFigures(value.name or "", "Initializer", (), {columns.BYTES.name: tensor.nbytes}))
             continue
-        sizes[holder] += tensor.nbytes
+        sizes[call] += tensor.nbytes
         if plan is None:
             continue
         packed = packed_size(plan.steps)
         for names in plan.groups():
-            place = _holder(names, calls, by_path, tagged) or holder
+            place = _counted_for(names, calls, by_path, tagged) or call
             # Several parameters that are one initializer have equal shares of it.
             bits[place] += 8 * tensor.nbytes // len(plan.groups())
             if plan.recorded and packed is None:  # it may hold a part of the entry alone
@@ -194,7 +194,7 @@ def _users(tagged: TaggedFile) -> dict[ir.Value, list[ModuleCall]]:
     return users
 
 
-def _holder(
+def _counted_for(
     keys: Iterable[str], users: list[ModuleCall], by_path: Mapping[str, list[ModuleCall]], tagged: TaggedFile
 ) -> ModuleCall | None:
     """The call that an initializer is counted for: the first call of its module, or else its first user.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.core.collected_messages import collected
-from modelexport.graph.nodes import is_attention
+from modelexport.graph.nodes import is_cached_attention
 from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
 from modelexport.pytorch.inputs.other_sizes import (
@@ -141,7 +141,7 @@ def _verdict_on_outputs(what: str, compared: Compared) -> OtherInputs:
     """The verdict on the outputs."""
     if compared.failed is not None:
         # The kernels of attentions over a cache refuse several new tokens after it for more than one row.
-        refuses = is_attention(compared.failed.node) and "INVALID_ARGUMENT" in str(compared.failed)
+        refuses = is_cached_attention(compared.failed.node) and "INVALID_ARGUMENT" in str(compared.failed)
         return OtherInputs(what=what, status="not compared" if refuses else "differ", reason=str(compared.failed))
     outputs = output_differences(compared)
     if not outputs:

@@ -6,8 +6,8 @@ size, in whatever order it computes (:mod:`modelexport.traces`). What is compare
 1. every tensor that a module returns, looked up among the values of the file (:mod:`.matched_values`); only
    behind a difference is the file cut, to find the call that makes it (:mod:`.wrong_calls`);
 2. the owner of each node (:mod:`.owner_contradictions`);
-3. the outputs on other inputs (:mod:`.other_inputs`);
-4. the outputs as ONNX Runtime computes them for users (:mod:`.onnxruntime_outputs`);
+3. the outputs as ONNX Runtime computes them for users (:mod:`.onnxruntime_outputs`);
+4. the outputs on other inputs (:mod:`.other_inputs`);
 5. parameters, bit for bit (:mod:`.parameter_comparison`), and what documents claim (:mod:`.document_claims`).
 """
 

@@ -103,6 +103,25 @@ def test_a_command_that_closes_its_output_and_goes_on_is_ended(monkeypatch: pyte
         find_device(_after_the_start("exec >&- sleep 60"))
 
 
+ANSWERS = """import sys
+received = sys.stdin.buffer
+received.readline()
+print({ready!r}, flush=True)
+received.read(int(received.readline()))
+for job in received:
+    is_asked = b'"facts"' in job
+    facts = '{{"onnxruntime": "1", "platform": "there", "providers": ["CPUExecutionProvider"]}}'
+    print(facts if is_asked else {answer!r}, flush=True)
+"""
+
+
+@pytest.mark.parametrize("answer", ['{"status": "ran"}', '{"errors": {"y": 0}}'])
+def test_an_answer_without_a_comparison_is_no_agreement(answer: str, product: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers.py").write_text(ANSWERS.format(ready=runner_commands.READY, answer=answer))
+    with pytest.raises(UsageError, match="instead of a result"):
+        modelexport.verify_on_device(product, device=f"cpu through python3 {tmp_path}/answers.py", keep=False)
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"has no device cuda; .*it has cpu"):
         find_device("cuda through env B=1")

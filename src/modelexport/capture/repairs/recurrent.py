@@ -22,23 +22,23 @@ def layer_by_layer(
     states: Sequence[Any],
     params: Sequence[Any],
     layers: int,
-    ways: int,
+    directions: int,
 ) -> tuple[Any, ...]:
     """What a recurrent layer of several layers and directions gives at each step, and its last states.
 
     Args:
         run: Computes one layer in one direction from its steps, its first states, its parameters and whether it goes
             backward; gives the same.
-        ways: The number of directions.
+        directions: The number of directions.
     """
-    each = len(params) // (layers * ways)
+    each = len(params) // (layers * directions)
     last: list[Sequence[Any]] = []
     for layer in range(layers):
         outputs = []
-        for way in range(ways):
-            index = layer * ways + way
+        for direction in range(directions):
+            index = layer * directions + direction
             first = [state[index : index + 1] for state in states]
-            output, *ends = run(steps, first, params[index * each : (index + 1) * each], bool(way))
+            output, *ends = run(steps, first, params[index * each : (index + 1) * each], bool(direction))
             outputs.append(output)
             last.append(ends)
         steps = torch.cat(outputs, -1)
@@ -62,8 +62,8 @@ def projected_lstm(
     the same states before they are projected, but for the first step, whose state is given projected. Its share of that
     step comes as further columns of the input, which are zero in all other steps.
     """
-    ways = 2 if bidirectional else 1
-    if len(params) == (4 if has_biases else 2) * num_layers * ways:
+    directions = 2 if bidirectional else 1
+    if len(params) == (4 if has_biases else 2) * num_layers * directions:
         return NotImplemented
 
     def run(steps: Any, states: Sequence[Any], weights: Sequence[Any], backward: bool) -> tuple[Any, Any, Any]:
@@ -76,7 +76,8 @@ def projected_lstm(
         output = (output.flip(0) if backward else output) @ projection.mT
         return output, last @ projection.mT, last_cell
 
-    output, *last = layer_by_layer(run, input.transpose(0, 1) if batch_first else input, hx, params, num_layers, ways)
+    steps = input.transpose(0, 1) if batch_first else input
+    output, *last = layer_by_layer(run, steps, hx, params, num_layers, directions)
     return output.transpose(0, 1) if batch_first else output, *last
 
 
@@ -117,9 +118,9 @@ def rnn(activation: str) -> Callable[..., Any]:
         layer_input, last = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, []
         for layer in range(num_layers):
             first = layer * directions
-            ways = [params[way * each : (way + 1) * each] for way in range(first, first + directions)]
-            weights, recurrent = (_stacked([way[index] for way in ways]) for index in (0, 1))
-            biases = _stacked([op.Concat(*way[2:], axis=0) for way in ways]) if has_biases else None
+            of_directions = [params[index * each : (index + 1) * each] for index in range(first, first + directions)]
+            weights, recurrent = (_stacked([tensors[index] for tensors in of_directions]) for index in (0, 1))
+            biases = _stacked([op.Concat(*tensors[2:], axis=0) for tensors in of_directions]) if has_biases else None
             steps, state = op.RNN(
                 layer_input,
                 weights,

@@ -87,21 +87,21 @@ def trace_model(
         ran in its own types, and what it computed is only known to their rounding.
     """
     operations = operations and calls
-    ways = [_Way(True, bodies, operations), _Way(True, False, operations)] if wide else []
-    ways.append(_Way(False, bodies, operations))
-    plainest = _Way(False, False, False)
+    attempts = [_How(True, bodies, operations), _How(True, False, operations)] if wide else []
+    attempts.append(_How(False, bodies, operations))
+    plainest = _How(False, False, False)
 
-    def run(way: _Way) -> Trace:
-        return _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls).run(way)
+    def run(how: _How) -> Trace:
+        return _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls).run(how)
 
-    for way in dict.fromkeys(ways):
-        if way != plainest:
+    for how in dict.fromkeys(attempts):
+        if how != plainest:
             with contextlib.suppress(Exception):  # the code of the model decides what it allows
-                return run(way)
+                return run(how)
     return run(plainest)  # which raises the model's own error
 
 
-class _Way(NamedTuple):
+class _How(NamedTuple):
     """How a model runs; fields as the arguments of :func:`trace_model`."""
 
     wide: bool
@@ -157,8 +157,8 @@ class _Recording:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             tensor.data = self.widened(tensor.data)
 
-    def run(self, way: _Way) -> Trace:
-        trace, (wide, bodies, operations) = self.trace, way
+    def run(self, how: _How) -> Trace:
+        trace, (wide, bodies, operations) = self.trace, how
         trace.is_float64 = wide or self.own is torch.float64
         inputs = tree_map(self.widened, self.inputs) if wide else self.inputs
         args, kwargs = run_arguments(inputs)

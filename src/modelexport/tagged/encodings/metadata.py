@@ -14,7 +14,7 @@ from modelexport.format.node_tags import NODE_KEYS, owner_properties
 from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.properties import Carrier, drop_texts, put_texts
+from modelexport.graph.properties import HasProperties, drop_texts, put_texts
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
@@ -53,10 +53,10 @@ def drop_foreign_metadata(model: ir.Model) -> None:
 
     The keys take most of a graph file. One of them is among ours as well, so tags are written afterwards.
     """
-    carriers: list[Carrier] = [model]
+    elements: list[HasProperties] = [model]
     for graph in model.graphs():
-        carriers += [graph, *graph.inputs, *graph.outputs, *graph.initializers.values()]
+        elements += [graph, *graph.inputs, *graph.outputs, *graph.initializers.values()]
     for node in all_nodes(model):
         node.doc_string = None
-        carriers += [node, *node.outputs]
-    drop_texts(carriers, lambda key: key == keys.NAMESPACE or key.startswith(_TORCH_KEYS))
+        elements += [node, *node.outputs]
+    drop_texts(elements, lambda key: key == keys.NAMESPACE or key.startswith(_TORCH_KEYS))

@@ -111,9 +111,9 @@ def verify_against(
         around = [_around(first_file, each, cut, second_file) for each in runs]
         fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
     judges = Judges(first_file, second_file, provider, allowed)
-    ways, notes = _ways(second_file, fitting, provider)
-    ran = RunOutputs(expected, ways[0])
-    compared = judges.worse_losses(expected, ways)
+    variants, notes = _outputs_of_second(second_file, fitting, provider)
+    ran = RunOutputs(expected, variants[0])
+    compared = judges.worse_losses(expected, variants)
     worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
     by_nodes, right = judges.node_by_node(runs[worst], fitting[worst], pairs)
     alone = run_node_by_node(second_file.model, fitting[worst], right, drawn=by_nodes[0].drawn, replaced=right)
@@ -122,9 +122,9 @@ def verify_against(
         for run in (by_nodes[1], alone)
     )
     judged_outputs = judges.judge(ran, runs, fitting, worst, by_nodes) if cut is None else ran
-    losses_of_ways = judges.worse_losses(judged_outputs.expected, [judged_outputs.actual, *ways[1:]])
-    compared = [judges.with_same_numbers(losses, by_nodes) for losses in losses_of_ways]
-    notes += [*judged_outputs.notes, *judges.notes_on_ways(judged_outputs.expected, ways)]
+    worse = judges.worse_losses(judged_outputs.expected, [judged_outputs.actual, *variants[1:]])
+    compared = [judges.with_same_numbers(losses, by_nodes) for losses in worse]
+    notes += [*judged_outputs.notes, *judges.notes_on_exactness(judged_outputs.expected, variants)]
     outputs, in_run = _of_all_runs(compared, of_data=data is not None), compared[worst]
     ends = second_file.model.graph.outputs
     without_sequences = len(ends) == len(in_run)
@@ -245,17 +245,17 @@ def _ran(
         return [arrays_in(run_session(session, inputs)) for inputs in runs]
 
 
-def _ways(
+def _outputs_of_second(
     second: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str
 ) -> tuple[list[list[dict[str, Any]]], list[str]]:
     """The outputs of the second file in each run, and what is to be said of them.
 
     Where its products may saturate, they are computed with exact integers as well, and the worse loss counts.
     """
-    ways, notes = [_ran(second, runs, provider)], saturation_notes(second.nodes, second.path)
+    variants, notes = [_ran(second, runs, provider)], saturation_notes(second.nodes, second.path)
     if (unsigned := unsigned_copy(second.model)) is not None and provider == CPU:
-        ways.append(_ran(second, runs, provider, unsigned))
-    return ways, notes
+        variants.append(_ran(second, runs, provider, unsigned))
+    return variants, notes
 
 
 def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:

@@ -64,18 +64,18 @@ class Judges:
         pairs = [zip(first.items(), second.values(), strict=True) for first, second in both]
         return [[measure_loss(name, array, other, self.allowed) for (name, array), other in run] for run in pairs]
 
-    def worse_losses(self, expected: Sequence[Outputs], ways: Sequence[Sequence[Outputs]]) -> list[list[Loss]]:
-        """The losses of the outputs of each run, in the worst of the ways in which the second file was run."""
-        losses = [self.losses(expected, way) for way in ways]
+    def worse_losses(self, expected: Sequence[Outputs], variants: Sequence[Sequence[Outputs]]) -> list[list[Loss]]:
+        """The losses of the outputs of each run, in the worst variant in which the second file was run."""
+        losses = [self.losses(expected, variant) for variant in variants]
         return [
             [max(of_ways, key=weight_of) for of_ways in zip(*run, strict=True)] for run in zip(*losses, strict=True)
         ]
 
-    def notes_on_ways(self, expected: Sequence[Outputs], ways: Sequence[Sequence[Outputs]]) -> list[str]:
+    def notes_on_exactness(self, expected: Sequence[Outputs], variants: Sequence[Sequence[Outputs]]) -> list[str]:
         """A line on the worst loss as this processor computes, and with exact integers, if both were run."""
-        if len(ways) < 2:
+        if len(variants) < 2:
             return []
-        here, exact = (max(map(weight_of, chain(*self.losses(expected, way))), default=0) for way in ways)
+        here, exact = (max(map(weight_of, chain(*self.losses(expected, variant))), default=0) for variant in variants)
         return [f"off by {percent_text(here)} on this processor, by {percent_text(exact)} with exact integers"]
 
     def node_by_node(

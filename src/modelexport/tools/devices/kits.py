@@ -158,8 +158,7 @@ class _ResultsOfKit:
         part = region.name if region.name != "." else "the whole file"
         if (result := self._parts.get(region.name)) is None:
             raise UsageError(f"the results have nothing of {part}: {_AGAIN}, to its end")
-        negative = any(error is not None and error < 0 for error in result.errors.values())
-        if result.status == "ran" and (negative or result.errors.keys() != region.outputs.keys()):
+        if result.status == "ran" and not result.is_of(region.outputs):
             raise FileFormatError(f"the results of {part} are damaged: {_AGAIN}")
         return msgspec.structs.replace(result, message=shortened(on_one_line(result.message), 600))
 

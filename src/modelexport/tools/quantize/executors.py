@@ -160,7 +160,7 @@ def losses_of(
     right = switched.kept(inputs)
     losses: Losses = []
     for index, method in choices:
-        computed = [switched.run(inputs, {index: method}, exact=exact) for exact in switched.ways]
+        computed = [switched.run(inputs, {index: method}, exact=exact) for exact in switched.exactness]
         failed = any(output is None for output in computed)
         loss = float("inf") if failed else max(metric.loss(right, output) for output in computed)
         losses.append((loss, switched.failure if failed else ""))

@@ -47,7 +47,7 @@ class OnDevice(SwitchableSession):
             measured = any(method.row.needs_data for method in methods)
             self._ranges = calibrate(tagged.model, feeds, self._process.folder) if measured else None
             super().__init__(tagged, units, methods, ranges=self._ranges, output=output)
-            self.ways = (True,)  # the device computes as it does
+            self.exactness = (True,)  # the device computes as it does
         except BaseException:
             self.__exit__()
             raise

@@ -119,7 +119,7 @@ class _Runs:
         if key not in self.known:
             figures = [
                 _figure(self.metric, self.rights, [self.switched.run(each, choice, exact=exact) for each in self.feeds])
-                for exact in self.switched.ways
+                for exact in self.switched.exactness
             ]
             self.known[key] = self.metric.worst(figures, self.rights)
         return self.known[key]

@@ -122,8 +122,8 @@ class SwitchableSession:
         self._runs = self._opened(model)
         unsigned = unsigned_copy(model)
         self._exact = self._opened(unsigned) if unsigned is not None else self._runs
-        self.ways = (True,) if unsigned is None else (True, False)
-        """Whether integers are exact, in each of the ways in which a choice is to be run: both if they differ."""
+        self.exactness = (True,) if unsigned is None else (True, False)
+        """With which values of ``exact`` a choice has to be run: both if the results may differ."""
 
     def _opened(self, model: ir.Model) -> Session:
         return open_session(model, folder=self._folder, optimized=True, runs_often=True)

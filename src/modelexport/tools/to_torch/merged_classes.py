@@ -26,7 +26,7 @@ _LINE_OF_TORCH = f"\n    {ast.unparse(ast.parse(OF_TORCH))}\n"
 class _Number:
     """A number that is an argument in a constructor."""
 
-    holder: Any
+    parent: Any
     """The list of arguments, or the keyword."""
     place: int | str
     label: str
@@ -37,14 +37,14 @@ class _Number:
     @property
     def code(self) -> ast.expr:
         """The expression at this place of the call."""
-        return self.holder[self.place] if isinstance(self.place, int) else self.holder.value
+        return self.parent[self.place] if isinstance(self.place, int) else self.parent.value
 
     def put(self, code: ast.expr) -> None:
         """Replace the expression at this place."""
         if isinstance(self.place, int):
-            self.holder[self.place] = code
+            self.parent[self.place] = code
         else:
-            self.holder.value = code
+            self.parent.value = code
 
 
 class MergedClasses:

@@ -32,9 +32,9 @@ from modelexport.tools.to_torch.call_layout import CallLayout
 from modelexport.tools.to_torch.class_writing import RESERVED_NAMES, ModuleClasses
 from modelexport.tools.to_torch.entries_as_nodes import Constants, Entries, entries_as_nodes
 from modelexport.tools.to_torch.merged_classes import MergedClasses
-from modelexport.tools.to_torch.merged_nodes import separate_merged_nodes
 from modelexport.tools.to_torch.module_nodes import ModuleNodes
 from modelexport.tools.to_torch.operation import FUNCTIONS, refuse_damaged_nodes
+from modelexport.tools.to_torch.separated_nodes import separate_merged_nodes
 from modelexport.tools.to_torch.simplified_indexing import drop_choices_without_effect, replace_whole_gathers
 from modelexport.tools.to_torch.size_numbers import FileNumbers
 
