@@ -211,7 +211,7 @@ def split(
 
 
 def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str, float]:
-    """What each node computes or takes, by name."""
+    """The operations of each node, or its time, by its name."""
     if by == "time":
         from modelexport.tables.profiles import profile
 

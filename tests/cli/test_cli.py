@@ -76,7 +76,7 @@ def test_export_shows_what_was_written_and_proven_and_what_to_do_next(folder: Pa
     assert done.stdout.startswith("wrote x.onnx: 2 nodes of 3 calls\n")
     assert "\nnext: modelexport tree x.onnx; " in done.stdout
     assert len(done.stdout.splitlines()) < 10
-    assert "made up" not in done.stdout
+    assert "were generated" not in done.stdout
     assert "  Linear@1  block@1      1  Gemm" in run("tree", "x.onnx", cwd=folder).stdout
     assert "nodes: 2 exact, 0 derived, 0 inferred, 0 untagged" in done.stdout
     assert "1 output agrees with PyTorch, largest difference" in done.stdout
@@ -90,8 +90,8 @@ def test_two_runs_write_the_same_bytes_whatever_the_seed_of_hashes(folder: Path)
     assert (done.returncode, done.stderr, json.loads(done.stdout)["coverage"]["untagged"]) == (0, "", 0)
     done = run("export", "-o", here / "x.onnx", cwd=folder)  # with a random seed
     assert done.returncode == 0
-    assert "  inputs were made up: input_ids int64[2, 16], " in done.stdout
-    assert "\n\ninputs were made up: input_ids int64[2, 16], " in (here / "x.report.md").read_text()
+    assert "  inputs were generated: input_ids int64[2, 16], " in done.stdout
+    assert "\n\ninputs were generated: input_ids int64[2, 16], " in (here / "x.report.md").read_text()
     for file in ("x.onnx", "x.hierarchy.json"):
         assert (alone / file).read_bytes() == (here / file).read_bytes()
 

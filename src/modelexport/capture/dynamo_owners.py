@@ -103,7 +103,7 @@ class FxOwners:
                     self.values[port] = renamed.get(value, value)
 
     def _given_instead(self, node: torch.fx.Node, port: Port) -> torch.fx.Node:
-        """What the users of a node take, if an exporter computes it in another type and converts it back.
+        """The conversion after a node that an exporter computes in another type, if there is one; else the node.
 
         Before an operation that computes in another type there is a conversion, too, which gives no tensor of PyTorch.
         """

@@ -23,9 +23,9 @@ from modelexport.pytorch.runs.questions_of_values import Site, asks, site_of
 
 
 def fixed_answers(model: nn.Module, inputs: Inputs, constants: Collection[str], *, dynamic: bool) -> dict[Site, bool]:
-    """Places of the model's code to the truth of what they ask, where it is always the same.
+    """Find the questions of a model's code that have one answer for all inputs: the place of each, to its answer.
 
-    Runs the model, and once more for each place that asks of values which vary. It is as before afterwards.
+    Runs the model once, and again for each place that asks about values that vary; its state is restored afterwards.
 
     Args:
         constants: Arguments whose values the graph keeps.
@@ -77,7 +77,7 @@ class _Answers(TorchFunctionMode):
         self.given: dict[Site, set[bool]] = {}
         """Places that ask, to the answers."""
         self.varying: set[Site] = set()
-        """Those of them that ask of values which vary."""
+        """The places that ask about values that vary with the inputs."""
         self.drew = False
         """Whether the run drew random numbers."""
         self._all_vary = all_vary
@@ -106,7 +106,7 @@ class _Answers(TorchFunctionMode):
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Tells the memories of tensors apart: what is written into one changes its views."""
+    """The address of a tensor's memory, which its views share: writing into one of them changes all."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):  # a sparse or packed one has none of its own

@@ -27,19 +27,19 @@ LINE_KEY = "modelexport.line"
 
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
 _FRONT_ENDS = str(Path(__file__).with_name("front_ends.py"))
-"""What called it is not of the model."""
+"""The file that calls the model: frames outside of it do not belong to the model."""
 _GENERATED = "<eval_with_key>"
-"""How the names of files begin that ``torch.fx`` makes up for the code that it writes, before the file that asked."""
+"""The beginning of the file names that ``torch.fx`` gives to code that it generates."""
 _FRAME = re.compile(r"^(.*)\((\d+)\): ", re.MULTILINE)
 _Place = tuple[str, int]
 """A file of code and the number of a line."""
 
 
 class LinesOfCode:
-    """Tells lines of a model's code.
+    """Finds the line of the model's code that runs.
 
     Args:
-        model: What is not in the packages of its modules' classes is the model's code only if it is not installed.
+        model: Code is the model's if it is in a package of its modules' classes, or in a file that is not installed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,7 +47,7 @@ class LinesOfCode:
         self._texts: dict[_Place, str] = {}
 
     def noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
-        """What takes the place of the method with which ``torch.fx`` creates a node while the model runs."""
+        """Wrap the method with which ``torch.fx`` creates a node, so that each node gets its line of code."""
 
         def create_node(tracer: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
             node = create(tracer, kind, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What Python computes from sizes, as Python does: quotients are rounded down, and fractions are in float64.
+"""Translates arithmetic on sizes as Python computes it: quotients are rounded down, fractions are in float64.
 
 torch.onnx writes ``Div``, which rounds towards zero, and float32, in which the product of 100 and 0.57 is 57 and not
 below it.

@@ -298,7 +298,7 @@ def usable(*names: str) -> bool:
 
 
 def private(name: str) -> Any:
-    """What a name of the table stands for at present."""
+    """The object that a name of the table refers to now: torch's own, or what has replaced it."""
     holder, attribute = holder_of(TABLE[name].where)
     if attribute in vars(builtins) and isinstance(holder, ModuleType):  # a module's own function takes its place
         return getattr(holder, attribute, vars(builtins)[attribute])

@@ -47,7 +47,7 @@ class Presumed:
         """The line of a loop that does not end."""
 
     def list(self, count: int) -> None:
-        """Note that what is selected is taken to be all of a number of elements."""
+        """Note that a selection is presumed to contain all of ``count`` elements."""
         self._listed = max(self._listed, count)
 
     def answering(self, capture: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class _StandIns(TorchFunctionMode):
         return output
 
     def _selected(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...]) -> Any:
-        """What stands for the result of a function that selects or asks; ``None`` for any other."""
+        """The presumed result of a function that selects elements or asks about them; ``None`` for any other one."""
         first: Any = args[0] if args else None
         if not isinstance(first, FakeTensor) or first.constant is not None:  # its values are known
             return None
@@ -164,7 +164,7 @@ class _StandIns(TorchFunctionMode):
 
 
 DECISIONS = (GuardOnDataDependentSymNode, DataDependentOutputException)
-"""What PyTorch raises where Python reads a value that is not known before the model runs."""
+"""The exceptions that PyTorch raises where Python reads a value that is not known before the model runs."""
 
 _READS = READS_VALUES | READS_SIZES
 _INDICES = {torch.nonzero, torch.Tensor.nonzero, torch.where, torch.Tensor.where}

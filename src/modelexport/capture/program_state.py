@@ -15,7 +15,7 @@ _KEPT = 1 << 16
 
 
 class ProgramState:
-    """The entries of a program, and what is computed from them."""
+    """The ``state_dict`` entries of a program, and values that are computed from them alone."""
 
     def __init__(self, program: ExportedProgram) -> None:
         signature, constants = program.graph_signature, program.constants
@@ -64,7 +64,7 @@ class ProgramState:
         return torch.as_tensor(self.value(of)).double()
 
     def equal(self, first: Any, second: Any) -> bool:
-        """Whether two values are the same numbers for each element of whatever they are combined with."""
+        """Whether two values are equal after they are broadcast to one shape."""
         numbers = [self.numbers(each) for each in (first, second)]
         try:
             return first is second or torch.equal(*torch.broadcast_tensors(*numbers))

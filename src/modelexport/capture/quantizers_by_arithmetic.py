@@ -29,7 +29,7 @@ _UPPER = {aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor, a
 
 
 def quantizer_by_arithmetic(rounded: torch.fx.Node, state: ProgramState) -> None:
-    """Replace what belongs to a rounding by a fake quantization, in place, if it is one."""
+    """Replace a rounding and the arithmetic around it by a fake quantization, in place, if they compute one."""
     divided, zero = _plus(rounded.args[0], state)
     x, scale = _divided(divided, state)
     if scale is None or x.meta.get("val") is None:
@@ -59,7 +59,7 @@ def quantizer_by_arithmetic(rounded: torch.fx.Node, state: ProgramState) -> None
 
 
 def _plus(node: Any, state: ProgramState) -> tuple[Any, Any]:
-    """What is added to, and the value of the ``state_dict`` that is added; ``None`` if none is."""
+    """The operands of a sum with a ``state_dict`` entry; any other node is returned with ``None``."""
     if (
         isinstance(node, torch.fx.Node)
         and node.target is aten.add.Tensor
@@ -71,7 +71,7 @@ def _plus(node: Any, state: ProgramState) -> tuple[Any, Any]:
 
 
 def _divided(node: Any, state: ProgramState) -> tuple[Any, Any]:
-    """What is divided, and the scale; ``None`` if nothing is."""
+    """The dividend and the scale of a division; ``None`` for both if the node is not a division."""
     if not isinstance(node, torch.fx.Node) or len(node.args) < 2 or not isinstance(node.args[0], torch.fx.Node):
         return None, None
     x, scale = node.args[:2]

@@ -37,7 +37,7 @@ class RecordedConditions:
         return export
 
     def logging(self, log: Callable[..., Any]) -> Callable[..., None]:
-        """What takes the place of the method with which a ``ShapeEnv`` logs what it records."""
+        """Wrap the method with which a ``ShapeEnv`` logs a guard, so that its condition is recorded with its line."""
 
         def log_guard(env: Any, prefix: str, g: Any, forcing_spec: bool) -> None:
             if "suppressed" not in prefix:
@@ -86,7 +86,7 @@ def _interpreted_line() -> tuple[str, int]:
 
 
 def line_of_code(file: str, number: int) -> tuple[str, str]:
-    """A line as it is told, ``net.py:12``, and its text; empty if it is not known."""
+    """A line of code as messages name it, ``net.py:12``, and its text; both empty if the line is not known."""
     if not file:
         return "", ""
     return f"{name_of_code(file)}:{number}", linecache.getline(file, number).strip()[:_TEXT]
@@ -98,6 +98,6 @@ _COMPARE = {
     __name__,
     "modelexport.capture.presumed_answers",
 }
-"""Modules between a comparison and what is recorded of it."""
+"""Modules whose frames are on the stack between a comparison of sizes and its record; they are skipped."""
 _TEXT = 120
 """The largest number of characters of a line that is quoted."""

@@ -30,7 +30,7 @@ class NoDecisions(TorchFunctionMode):
     into meanwhile counts as dependent, since the trace does not show what was written through its views.
 
     Args:
-        model: The traced model. What was written into its buffers earlier, as when they were initialized, is no matter.
+        model: The traced model. Writes into its buffers before the trace, as when they were initialized, are ignored.
         fixed: Places of the model's code that may read truth values: they are always the same.
     """
 

@@ -27,23 +27,23 @@ FOLLOW = inspect.Parameter(
 
 @dataclass(frozen=True)
 class Read:
-    """In the annotation of a parameter: it names files or folders that the command reads."""
+    """The mark of a parameter that names files or folders that the command reads."""
 
     files: Callable[[Any], Iterable[Path]] = lambda value: map(Path, value if isinstance(value, list) else [value])
 
 
 @dataclass(frozen=True)
 class Written:
-    """In the annotation of a parameter: it names what the command writes."""
+    """The mark of a parameter that names the file or folder that the command writes."""
 
     folder: bool = False
     """True if it is always a folder. Others are checked before the command runs if a file of that name exists."""
     alone: bool = False
-    """Nothing is written beside it."""
+    """Whether nothing else is written beside the file."""
     suffix: str = ""
-    """With which its name has to end."""
+    """The suffix that its name must have; empty if any will do."""
     several: bool = False
-    """It is a folder for several results of one file; otherwise a file gives a file."""
+    """Whether one input file may give a folder of several results; otherwise it gives one file."""
 
 
 def _model_files(spec: str) -> list[Path]:
@@ -73,7 +73,7 @@ MARKS = {
 
 @contextlib.contextmanager
 def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iterator[None]:
-    """Refuse outputs before a command does anything; inside, whatever is written, nothing that it reads is replaced.
+    """Refuse unsuitable outputs before a command begins; inside the block, no file that it reads can be replaced.
 
     Args:
         marks: Names of parameters to what they name.

@@ -20,7 +20,7 @@ from modelexport.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _TAKEN: Mapping[Any, type] = {int: Integral, float: Real, Path: os.PathLike, Sequence: Collection}
-"""What is also taken for an annotation: numbers of NumPy, everything that has a path, and tensors."""
+"""Annotations to the wider type that is accepted for them: NumPy's numbers, all path-like objects, tensors."""
 
 
 @functools.cache

@@ -28,7 +28,7 @@ class Declared:
     type: Any = None
     """The type on the command line if Python takes more, or has another word for it."""
     file: Literal["", "read", "model", "libraries", "written", "written alone", "written folder"] = ""
-    """What it names, if that is a file or a folder: see ``cli/overwrite_guard.py``."""
+    """How the command uses the file or folder that it names: see ``cli/overwrite_guard.py``; empty for other values."""
     argument: bool = False
     """Whether it is given by its position."""
     only_python: bool = False

@@ -16,7 +16,7 @@ _GROWTH = 1.25
 
 
 class Heap:
-    """What is known of all objects of the process."""
+    """How many objects the garbage collector tracked when it last looked at all of them."""
 
     counted = 0
     """How many there were after the first block, or after the last full collection at the start of one."""

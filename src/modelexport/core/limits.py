@@ -31,7 +31,7 @@ CALL_DEPTH = 200
 MOST_AXES = 64
 """Axes of a tensor: NumPy and PyTorch have no more."""
 FORMULA_TERMS = 1000
-"""Numbers, names and operators of what a file computes from a size. What is longer is computed with tensors."""
+"""Numbers, names and operators of a formula of sizes; a longer one is computed with tensors."""
 TESTED_ELEMENTS = 2**29
 """Elements of all tensors that are computed to tell which classes of ``torch.nn`` the modules of a file are."""
 MOST_FIELDS = 5_000_000
@@ -61,6 +61,6 @@ TEXT_CHARACTERS = 500_000
 IMAGE_PIXELS = 2**26
 """Pixels of an image, which take up to 8 bytes each while it is decoded and converted."""
 FORMULA_CHARACTERS = 2000
-"""Of a size or a condition that is written as a formula. A longer size is a name; a longer condition is not read."""
+"""Characters of a formula. A longer size is treated as a name; a longer condition is not read."""
 SIZE_DIGITS = 40
-"""Of a number in such a formula, and of what it computes."""
+"""Digits of a number in a formula, and of its result."""

@@ -23,12 +23,12 @@ def printable(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """The same for a name: line ends and tabs are escaped as well."""
+    """A name without characters that a terminal would act on; line ends and tabs are escaped, too."""
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
 _HARMLESS = re.compile(r"(?:[\w .,:;+()…%/='-]|->)*")
-"""What Markdown shows as it is written, and takes for no link, picture, tag or mention."""
+"""Text that Markdown shows unchanged: it contains no link, picture, tag or mention."""
 
 
 def as_code(text: str) -> str:

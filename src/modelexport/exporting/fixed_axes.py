@@ -31,7 +31,7 @@ class FixedAxis(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     """The address of the call whose nodes fail, or differ, with another size; empty for the model itself."""
     reason: str
-    """What happens with another size."""
+    """How the file fails or differs with another size."""
 
 
 def fixed_axis_message(axis: FixedAxis) -> str:

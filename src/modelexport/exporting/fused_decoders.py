@@ -152,7 +152,7 @@ def _projection(value: ir.Value | None) -> ir.Node | None:
 
 
 def _kind(node: ir.Node) -> tuple[object, ...]:
-    """What products have in common that can be computed as one."""
+    """A key that products share if they can be computed as one product."""
     attributes = sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())
     weight = node.inputs[1]
     return node.inputs[0], node.op_identifier(), str(attributes), _sizes(node)[1], weight and weight.dtype

@@ -133,7 +133,7 @@ class _Settling:
             self.pending.remove(condition)
 
     def _sides_against(self, condition: SizeCondition) -> dict[_Side, list[dict[str, int]]]:
-        """Sizes for which a condition does not hold, by the order of what it compares."""
+        """Sizes for which a condition does not hold, by the order of the two terms that it compares."""
         if condition.formula not in self._sides:
             sides = self._sides.setdefault(condition.formula, {})
             pairs = itertools.zip_longest(
@@ -212,9 +212,9 @@ model refuses all of them, and have to agree before it is dropped."""
 def _against_most(
     conditions: Sequence[SizeCondition], sizes: Mapping[str, int], changeable: Collection[str]
 ) -> dict[str, int]:
-    """Other sizes of all axes, for each that for which most conditions of it alone do not hold; odd if there are none.
+    """Sizes of all axes at which most conditions of a single axis are broken; odd for an axis without conditions.
 
-    The size of an axis that has no condition becomes odd, since what is decided by halves shows with no others.
+    Only an odd size shows a decision that depends on halves.
     """
     chosen = dict(sizes)
     for symbol in changeable:

@@ -65,4 +65,4 @@ class SizeTrials:
 
 
 _LARGEST = 1100
-"""The largest size of an axis in a run, if that of the example is smaller."""
+"""The largest size of an axis in a run, unless twice that of the example is larger."""

@@ -129,7 +129,7 @@ class UnrecordedDecisions:
         return self._order_of(needed[0], needed[1], other, conditions) if len(needed) == 2 else None
 
     def _axis_in_order(self, symbol: str, other: Sizes, conditions: Collection[SizeCondition]) -> str | None:
-        """An axis with another size of which the file is right, because the order of the two is that of the example."""
+        """A second axis: with a size of it that restores the example's order of the two, the file is right."""
         for second in self.sizes:
             if (
                 second == symbol
@@ -180,11 +180,11 @@ class UnrecordedDecisions:
 
 
 _SMALL, _MOST = 6, 72
-"""Up to which size all sizes are tried of two axes that decide something, and how many in all."""
+"""The largest of the small sizes that are all tried for pairs of deciding axes, and the most runs of this kind."""
 
 
 def _formula_of(right: Collection[int], before: int, first: str, second: str) -> str:
-    """A formula of two axes that holds for those of some relations that follow on that of the example."""
+    """A formula of two axes that holds for the right relations next to that of the example."""
     if {*right} == {*RELATIONS} - {0}:
         return f"{first} != {second}"
     least = next(kind for kind in range(before, -4, -1) if kind - 1 not in right)

@@ -111,7 +111,7 @@ def _complete(tagged: TaggedFile) -> Counter[CallSource]:
     damaged = f"{tagged.path} has damaged tags"
     earlier = recorded(tagged.model, keys.ADOPTED, damaged=damaged) or {}
     if unknown := [name for name in earlier if name not in set(CallSource)]:
-        raise FileFormatError(f"{damaged} ('{unknown[0]}' is no source of calls): adopt the original again")
+        raise FileFormatError(f"{damaged} ('{unknown[0]}' is not a source of calls): adopt the original again")
     sources = Counter({CallSource(name): count for name, count in earlier.items()})
     if not sources:
         sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)

@@ -19,9 +19,9 @@ from modelexport.tagged.package import Package
 
 PAST, PRESENT = "past_key_values", "present"
 CACHE_ARGUMENTS = ("cache", "past_key_values")
-"""What transformers calls a cache, as an argument and as a result: the first since 5.24."""
+"""The names of a cache in transformers, as an argument and as a result: ``cache`` since 5.24."""
 PROMPT = "prompt"
-"""What comes before the names of the outputs of a part that changes the prompt."""
+"""The prefix of the names of outputs of a part that changes the prompt."""
 CACHE_POSITION = "cache_position"
 """The input of a graph with a static cache: the positions in it that the new tokens take, ``[sequence]``."""
 ENCODERS = ("encoder", "vision", "speech")

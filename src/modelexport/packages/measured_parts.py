@@ -68,7 +68,7 @@ def generation_feeds(
     provider: str,
     seed: int,
 ) -> PartFeeds:
-    """What the parts get in the first step, and the decoder in the second, after a prompt as long as its cache."""
+    """The inputs of the parts in the first step, and of the decoder after a prompt as long as its cache."""
     random_prompt = _prompts(generator, uses, user_inputs, sizes, provider, seed)
     token_input = generator.how.tokens
     asked = sizes.get(SEQUENCE) if SEQUENCE in _open(uses[DECODE], *TOKENS) else None
@@ -94,7 +94,7 @@ def _prompts(
     provider: str,
     seed: int,
 ) -> Callable[[int], dict[str, Any]]:
-    """What makes random prompts of a number of tokens, or for 0 of any number, with the same image or sound."""
+    """A function that makes random prompts of n tokens (0: any number), all with the same image or sound."""
     token_input = generator.how.tokens
     logits = next((value.shape for value in uses[DECODE].model.graph.outputs if value.name == "logits"), None)
     vocabulary = logits[-1] if logits is not None and isinstance(logits[-1], int) else 10

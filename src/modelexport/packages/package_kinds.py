@@ -57,9 +57,9 @@ class PackageKind:
     only_named = False
     """Whether it takes part only where it is asked for by name."""
     needs = "a model"
-    """What it accepts, for the message that refuses another model."""
+    """The models that it accepts, in words, for the message that refuses another one."""
     does, example = "", ""
-    """What a package does with which example when it is run before it is written: ``generate``, ``a prompt``."""
+    """The trial before a package is written, and its input, in words: ``generate``, ``a prompt``; empty if none."""
     keeps_as_inputs: Collection[str] = ()
     """Inputs that stay inputs although the caller asks for constants, since every step gives them other values."""
     verified_in_memory = False

@@ -207,7 +207,7 @@ def _counted_for(
         path = key.rpartition(".")[0]
         while path and path not in by_path:
             path = path.rpartition(".")[0]
-        if not path and tagged.found_calls is not None:  # a name that another exporter made up tells no module
+        if not path and tagged.found_calls is not None:  # a name that another exporter invented names no module
             continue
         calls = by_path.get(path, [])
         if (using := next((call for call in calls if call in around), None)) is not None:

@@ -56,13 +56,13 @@ class Profile:
     """ONNX Runtime's profile of several runs. All times are in nanoseconds."""
 
     kernels: Mapping[Kernel, Sequence[int]]
-    """What each node took in each run, without the nodes of the graphs that it holds and without the profiler."""
+    """The time of each node in each run, without its nested nodes and without the profiler's own time."""
     whole: Sequence[int]
-    """What each run took, with the profiler."""
+    """The time of each run, with the profiler."""
     profiler: int
-    """What the profiler adds to the time of each node."""
+    """The time that the profiler adds to each node."""
     outside: int
-    """What a run takes outside of its nodes, with the profiler: the median of the runs."""
+    """The median time of a run that is spent outside of its nodes, with the profiler."""
     memory: Mapping[Kernel, int]
     """Bytes in use while a node runs, beyond those in use between the runs."""
 
@@ -73,7 +73,7 @@ class Run(NamedTuple):
     path: Path
     inputs: Mapping[str, Any]
     folder: Path
-    """For the optimized graph and the profile, which are kept."""
+    """The folder in which the optimized graph and the profile are written."""
 
     @property
     def optimized(self) -> Path:
@@ -185,7 +185,7 @@ def _events_by_run(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _profiler_time(runs: Sequence[Sequence[Event]]) -> int:
-    """What the profiler adds to each node: it writes down shapes before it stops the clock.
+    """The time that the profiler adds to each node, because it records shapes before it stops the clock.
 
     A node that only changes a shape takes next to nothing, so that this is nearly what the fastest node takes.
     """

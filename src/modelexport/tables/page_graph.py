@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # which imports the runtime
 _ATTRIBUTE = 60
 """The most characters of an attribute that are shown."""
 WEIGHT, RESULT = 1, 2
-"""What a value is besides the result of a node: a weight or constant; an output of the graph, or of one inside it."""
+"""Marks of a value: it is a weight or a constant; it is an output of the graph or of a nested one."""
 
 
 @dataclass
@@ -138,6 +138,6 @@ def attributes_text(node: ir.Node) -> str:
 
 
 def _name(value: ir.Value) -> str:
-    """Of a parameter its ``state_dict`` key, which tells more than the name that an exporter gave it."""
+    """The name to show for a value; for a parameter its ``state_dict`` key."""
     plan = parameter_plan(value)
     return (plan.keys[0] if plan is not None and plan.keys else value.name) or ""

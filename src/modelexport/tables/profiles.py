@@ -41,7 +41,7 @@ from modelexport.tagged.strip_and_inline import flat_file
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 
 SESSION = "(session)"
-"""What a run takes beside its nodes, at most what runs with the profiler do."""
+"""The row for the time of a run outside of its nodes, at most that of a run with the profiler."""
 
 _LISTED = 5
 """Inputs that a note lists."""
@@ -65,9 +65,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     kernel_seconds: float
     """The medians of all nodes together, without the profiler, as the table has them."""
     scale: float
-    """What the medians were multiplied by: less than 1 if they add up to more than a run, more if to too little."""
+    """The factor by which the medians were multiplied: below 1 if their sum exceeds the time of a run."""
     profiler_seconds: float
-    """What the profiler adds to each node, which is taken off: nearly what the fastest takes."""
+    """The time that the profiler adds to each node, which is subtracted: nearly that of the fastest node."""
     attributed: float
     """The share of the time of nodes that belongs to modules."""
     spread_seconds: float = 0.0
@@ -279,7 +279,7 @@ def _fitted(nodes: list[NodeFigures], whole: int, outside: int) -> tuple[list[No
 
     A profiled node is slower, by more than what is the same for every node, and on a busy machine the runs without
     profiling may have had more of the processor. Nor do medians add up: on such a machine they lack what interrupted
-    the nodes, which is no time outside of them.
+    the nodes, which is not time outside of them.
     """
     taken = _total(nodes)
     fitted = min(max(taken, whole - outside), whole)

@@ -21,7 +21,7 @@ from modelexport.tables.columns import COMBINED, Column, Figure, Kind, column_na
 
 By = Literal["call", "module", "class"]
 OUTSIDE = "(outside of modules)"
-"""What nodes that belong to no call are called."""
+"""The row of the nodes that belong to no call."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NodeFigures:
     figures: Mapping[str, Figure]
     """Column to figure."""
     runs: tuple[int, ...] = ()
-    """What it took in each of several runs, in the unit of the spread's column."""
+    """The time of the node in each of several runs, in the unit of the spread's column."""
     place: tuple[str, str] = ("", "")
     """The graph and the node of the file, as Model Explorer calls them; empty for a node that only the runtime has."""
 
@@ -66,7 +66,7 @@ class Table:
     """Column to figures that belong to calls directly, not through nodes."""
     name: str = "model"
     part: str = ""
-    """Of a package: the part, and in parentheses its use if it is measured in several."""
+    """The part of a package that the table is of, with its use in parentheses if it is measured in several."""
     notes: tuple[str, ...] = ()
     """What the figures do not include, and other notes for the reader."""
     shapes: Shapes | None = None

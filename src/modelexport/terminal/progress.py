@@ -82,7 +82,7 @@ class ProgressLine:
 
 
 LINE = ProgressLine()
-"""That of this process."""
+"""The progress line of this process."""
 
 
 def stages_on_line() -> Stages:

@@ -363,6 +363,6 @@ def _unchanged(array: Any) -> Any:
 
 
 def _empty(value: ir.Value) -> Any:
-    """What a loop without iterations collects."""
+    """The result that a loop without iterations collects: an array without rows."""
     sizes = [size if isinstance(size, int) else 0 for size in value.shape or ()]
     return np.zeros([0, *sizes], value.dtype.numpy() if value.dtype is not None else np.float32)

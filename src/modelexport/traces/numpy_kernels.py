@@ -39,7 +39,7 @@ class Gelu(OpRun):
 
 
 class CumSum(ScalarCumSum):
-    """With an axis in a list, too, which exporters write and runtimes take."""
+    """``CumSum`` that also takes its axis as an array of one element, which exporters write and runtimes accept."""
 
     def _run(self, x: Any, axis: Any, exclusive: Any = None, reverse: Any = None) -> tuple[Any, ...]:
         return super()._run(x, axis.reshape(()), exclusive, reverse)
@@ -72,7 +72,7 @@ class GRU(_WithLengths, GRU_14):
 
 
 class RNN(_WithLengths, RNN_14):
-    """With the activation Relu, too."""
+    """``RNN`` with the activation Relu, which onnx's reference evaluator lacks."""
 
     def choose_act(self, name: Any, alpha: Any, beta: Any) -> Any:
         if name == "Relu":

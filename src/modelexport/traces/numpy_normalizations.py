@@ -11,7 +11,7 @@ from onnx.reference.ops.op_batch_normalization import BatchNormalization_14
 
 
 class BatchNormalization(BatchNormalization_14):
-    """That of training only where it is asked for: onnx takes any before opset 14 for one of training."""
+    """``BatchNormalization`` of inference unless training is asked for; onnx takes any before opset 14 for training."""
 
     def _run(self, *inputs: Any, training_mode: int = 0, **how: Any) -> tuple[Any, ...]:
         numbers = how["epsilon"], how["momentum"]

@@ -11,7 +11,7 @@ from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
 
 
 class GridSample(GridSampleAtFloat32):
-    """With places in the type of the grid; onnx rounds them to float32, which is seen in a run in float64."""
+    """``GridSample`` with positions in the type of the grid; onnx rounds them to float32, an error in a float64 run."""
 
     def _gs_denormalize_coordinates(self, n: Any, dims: Sequence[int], align_corners: bool) -> Any:
         places = zip(n, dims, strict=True)
@@ -19,7 +19,7 @@ class GridSample(GridSampleAtFloat32):
 
 
 class Resize(ResizeByExactScales):
-    """With the sizes that a product in float32 gives: ten times 0.7 is 7, though the nearest float32 is below 0.7."""
+    """``Resize`` with sizes computed in float32, as runtimes do: 10 x 0.7 is 7, though its float32 is below 0.7."""
 
     def _run(
         self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, *, axes: Any = None, **how: Any

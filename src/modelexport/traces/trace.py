@@ -75,12 +75,12 @@ class Trace:
     is_float64: bool = True
     """Whether it was computed in float64."""
     kept_before: list[Fingerprint] = field(default_factory=list)
-    """Of a run in float64: the tensors in a narrower type that the run used and did not make, besides weights."""
+    """Tensors of a narrower type that a run in float64 used, but did not compute, besides weights."""
     stored_tolerance: float = 0.0
-    """How far off what is computed from the arrays may be, if these are rounded."""
+    """The error that is allowed for values computed from the arrays, if the arrays are rounded; 0 if not."""
 
     def side(self, call: ModuleCall, side: Side) -> list[SeenTensor]:
-        """What a call got, or returned."""
+        """The tensors that a call got, or that it returned."""
         return self._by_call.get((call, side), [])
 
     @property

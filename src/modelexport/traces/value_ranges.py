@@ -111,7 +111,7 @@ class Origin:
     """A node makes them of finite inputs, or of the infinities of a mask; or an input or a weight has them."""
     what: Literal["NaN", "infinity"]
     name: str
-    """Of the node, the input or the weight."""
+    """The name of the node, the input or the weight."""
     order: int
     """How many nodes ran before."""
     run: int
@@ -136,14 +136,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class ValueRanges:
-    """What the runs of a file computed."""
+    """The ranges of the values of a file over several runs, and its NaN and infinities."""
 
     ranges: Mapping[ir.Value, ValueRange]
     """The inputs of the file and the results of its nodes, those of floating-point numbers."""
     first: Origin | None
-    """What makes the first NaN or infinity that reaches an output, in the first run that has one."""
+    """The origin of the first NaN or infinity that reaches an output, in the first run that has one."""
     inside: tuple[Origin, ...]
-    """What makes NaN or infinities that no output has."""
+    """The origins of NaN and infinities that reach no output."""
     runs: int
 
 

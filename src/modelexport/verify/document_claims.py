@@ -42,7 +42,7 @@ from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import FalseClaim
 
 Tables = tuple[Mapping[Any, Any], Mapping[Any, Any]]
-"""What is claimed, and what is right: names of things, or pairs of a kind and a name, to what is said of them."""
+"""Two tables, the claimed and the right one: a name, or a pair of a kind and a name, to its content."""
 
 
 def false_claims(
@@ -183,7 +183,7 @@ class _Right:
         return keys.REPLACED in self.tagged.model.meta
 
     def metadata(self) -> Tables:
-        """Of the calls, nodes and initializers of the file. What they leave out is not claimed."""
+        """The tables for the metadata of calls, nodes and initializers; absent metadata claims nothing."""
         claimed: dict[Any, Any] = {}
         right_entries: dict[Any, Any] = {}
         for call, tag in self.tagged.tags.items():

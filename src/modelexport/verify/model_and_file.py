@@ -116,7 +116,7 @@ class ModelRuns:
         return self._once(("own", _contents(inputs)), lambda: returned_by(self.model, inputs))
 
     def note_on_fused(self, inputs: Inputs) -> list[str]:
-        """What users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks, gives
+        """A note if users of the model get other results: PyTorch's fused operators, which run only without hooks, give
         zeros where a padding mask hides tokens."""
         stepwise, fused = self.own(inputs), returned_by(self.model, inputs, as_exported=False)
         apart = [relative_error(*both) for both in zip(stepwise, fused, strict=False)]

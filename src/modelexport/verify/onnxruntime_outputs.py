@@ -30,11 +30,11 @@ from modelexport.traces.tolerances import ALLOWED, ROUNDED_TO_STEPS, TIMES_OWN
 
 @dataclass
 class AsRun:
-    """The comparison."""
+    """The comparison of the outputs of ONNX Runtime with PyTorch's."""
 
     outputs: list[Difference]
     cause: str = ""
-    """What makes them wrong although the file is right, if something does."""
+    """The part of the runtime that makes outputs wrong although the file is right; empty if there is none."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -111,7 +111,7 @@ def output_steps(model: ir.Model) -> dict[str, float | None]:
 
 
 def _within_step(found: Difference, right: Any, actual: Any, step: float | None) -> Difference:
-    """A difference that is none if no element is more than a step off: rounding decides between two steps."""
+    """Marks a difference as agreement if no element is off by more than one step, between which rounding decides."""
     if found.status != "differ" or step is None or right.shape != actual.shape:
         return found
     steps = np.abs(right.astype(np.float64) - actual) / step
@@ -123,7 +123,7 @@ _ONE_STEP = 1.01
 
 
 def _rounding_notes(outputs: Sequence[Difference], steps: Mapping[str, float | None]) -> list[str]:
-    """What is to be known of outputs that agree but for the rounding of activations to integers."""
+    """Notes on outputs that agree except for the rounding of activations to integers."""
     notes = []
     for output in outputs:
         step = steps.get(output.name)

@@ -40,7 +40,7 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     per_module: Difference | None = None
     """The worst of the tensors that it returns, computed from the right values before it."""
     first_node: str = ""
-    """Of a call that differs: the first node of the graph that may be why."""
+    """For a call that differs, the first node of the graph that may be the cause."""
     line: str = ""
     """The line of the model's code that made that node, ``net:12``; empty if it is not known."""
     position: int | None = None
@@ -104,14 +104,14 @@ class VerifyReport(CallReport[CallVerdict], msgspec.Struct, frozen=True, kw_only
     """``None`` if there is no model to compare them with."""
     owners: OwnerCounts = OwnerCounts()
     claims: list[FalseClaim] = []
-    """Those of the file's metadata are faults of the file. Documents that would be written otherwise are notes."""
+    """False claims of the metadata, which are faults of the file, and of documents, which are notes."""
     selected: bool = False
-    """Whether only some calls were asked for: then it is they that agree, or nothing."""
+    """Whether only some calls were compared, so that nothing is said of the others."""
     others: list[OtherInputs] = []
     perturbed: bool = False
     """Whether the calls were compared with changed weights on both sides, to distinguish equal ones."""
     cause: str = ""
-    """What of the runtime makes the outputs wrong, if the file itself is right."""
+    """The part of the runtime that makes the outputs wrong, if the file itself is right."""
     notes: list[str] = []
     """The parts that were left out, and why."""
 

@@ -404,7 +404,7 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
     ]
     assert document["manifest"]["weights"] == ["model.safetensors"]
     # The checkpoint is linked, and the merge was compared nevertheless.
-    assert document["notes"] == ["the inputs that the parts were run with were made up"]
+    assert document["notes"] == ["the parts were run with generated inputs"]
     coverage = [part["coverage"] for part in document["parts"].values()]
     assert [one["inferred"] + one["untagged"] for one in coverage] == [0, 0, 0]
     done = run("verify", "out", "--model", "llava", "--new-tokens", "16", "--json", cwd=tmp_path)

@@ -171,7 +171,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def _key(region: Region) -> Hashable | None:
-    """What is the same for equal regions only; ``None`` for a region that cannot be shared."""
+    """A key that two regions share only if they are equal; ``None`` for a region that cannot be shared."""
     outputs = [region.nodes[index] for index in region.outputs]
     if not all(isinstance(node.meta.get("val"), torch.Tensor) for node in outputs):
         return None

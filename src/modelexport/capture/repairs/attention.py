@@ -15,7 +15,7 @@ from modelexport.capture.repairs.translation_constants import table
 from modelexport.core.replaced_attributes import attribute_set
 
 ATTENTION: Any = functional.scaled_dot_product_attention
-"""As it is outside of an export."""
+"""PyTorch's own attention, which exports replace."""
 _AXES = 4
 _is_masked: ContextVar[bool] = ContextVar("modelexport.attention", default=False)
 """Whether the attention that is called is the one inside of :func:`with_empty_rows`."""

@@ -67,7 +67,7 @@ def _transpose_integers(model: ir.Model) -> None:
 
 
 def _is_constant(value: ir.Value | None) -> bool:
-    """Whether nothing but initializers and constants is behind a value."""
+    """Whether a value is computed from initializers and constants alone."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         current = pending.pop()

@@ -62,7 +62,7 @@ def cholesky_solve(self: Any, factor: Any, upper: bool = False) -> Any:
 
 
 def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    """As any other system, of the triangle."""
+    """Solve a triangular system like any other one, after the other triangle is set to zero."""
     triangle = torch.triu(self, 1 if unitriangular else 0) if upper else torch.tril(self, -1 if unitriangular else 0)
     if unitriangular:
         triangle = triangle + torch.eye(self.shape[-1], dtype=self.dtype)
@@ -157,7 +157,7 @@ def _no_error(matrix: Any) -> Any:
 
 
 def _eliminated(matrix: Any, right: Any) -> Any:
-    """What ``matrix`` has to be multiplied with to give ``right``."""
+    """The solution ``x`` of ``matrix @ x = right``, by elimination."""
     size = _size(matrix)
     whole = torch.cat([matrix, right], -1)
     rows = torch.arange(size).unsqueeze(-1)

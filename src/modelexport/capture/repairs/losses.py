@@ -59,7 +59,7 @@ def multilabel_margin_loss(self: Any, target: Any, reduction: int = 1) -> Any:
 
 
 def rrelu(self: Any, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
-    """In evaluation mode the slope is the mean of the bounds; the exporter looks for a translation with noise."""
+    """``RReLU`` in evaluation mode: its slope is the mean of the bounds. torch.onnx translates only noisy slopes."""
     if training:
         raise ValueError("RReLU in training mode draws random slopes: put the model into evaluation mode")
     return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)

@@ -94,7 +94,7 @@ def _shaped(value: Any, axis: int | None) -> Any:
 
 
 def _by_arithmetic(x: Any, scale: Any, zero: Any, low: int, high: int, axis: int | None, floating: bool) -> Any:
-    """Of integers that no type of eight bits has, or with zero points that are none."""
+    """Quantize by arithmetic: for integers that fit no 8-bit type, and for zero points that are not integers of it."""
 
     def shaped(value: Any) -> Any:
         if isinstance(value, (int, float)):

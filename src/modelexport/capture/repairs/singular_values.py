@@ -65,10 +65,10 @@ def _in_order(matrix: Any, order: Any) -> Any:
 
 
 def _orthogonal(matrix: Any) -> tuple[Any, Any]:
-    """A matrix turned so that its columns are orthogonal, and the rotation.
+    """The product of a matrix and a rotation that makes its columns orthogonal, and the rotation.
 
     Raises:
-        ValueError: It is too large, complex, or of an open size.
+        ValueError: The matrix is too large, complex, or has a dynamic axis.
     """
     rows, columns = matrix.shape[-2:]
     if not isinstance(columns, int) or columns > _LARGEST or matrix.is_complex():

@@ -14,12 +14,12 @@ def stable(self: Any, *, stable: bool | None = None, dim: int = -1, descending: 
 
 
 def median(self: Any, dim: int = -1, keepdim: bool = False) -> Any:
-    """Of an even number of elements it is the lower of the middle two."""
+    """The median along an axis; of an even number of elements the lower of the middle two."""
     return kth_value(self, (self.shape[dim] + 1) // 2, dim, keepdim)
 
 
 def median_of_all(self: Any) -> Any:
-    """The same of all elements."""
+    """The median of all elements."""
     return median(self.reshape(-1), 0)[0]
 
 

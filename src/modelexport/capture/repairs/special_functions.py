@@ -43,12 +43,12 @@ def is_negative(x: Any) -> Any:
 
 
 def log_sigmoid(self: Any) -> Any:
-    """It is translated to the logarithm of ``Sigmoid``, of which nothing is left for numbers far below zero."""
+    """``logsigmoid`` by ``softplus``; torch.onnx writes ``Log(Sigmoid(x))``, which is -inf far below zero."""
     return self.clamp(max=0) - torch.nn.functional.softplus(torch.minimum(self, -self))
 
 
 def log_gamma(self: Any) -> Any:
-    """In double precision, since the sum alternates; reflected below a half."""
+    """``lgamma`` by Lanczos' sum, in double precision because its terms alternate; reflected below 0.5."""
     x = self.double()
     low = x < 0.5
     z = torch.where(low, 1 - x, x) - 1
@@ -95,7 +95,7 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def digamma(self: Any) -> Any:
-    """Its asymptotic series beyond 6; recurrence below; reflection for negative numbers."""
+    """``digamma``: the asymptotic series above 6, the recurrence below it, reflection for negative numbers."""
     x = self.to(torch.float64)
     negative = x < 0.5
     z = torch.where(negative, 1 - x, x)

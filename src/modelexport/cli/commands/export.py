@@ -103,15 +103,15 @@ def _export_file(
 
 
 def _remarks(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:
-    """What has to be known about the model, and that inputs were made up if nobody gave them."""
+    """What has to be known about the model, and that inputs were generated if none were given."""
     from modelexport.pytorch.inputs.generated_inputs import describe
 
     about = [loaded.about] if loaded.about else []
     if choice.inputs is not None or loaded.inputs is not None:
         return about
     if isinstance(example, Mapping):
-        return [*about, f"inputs were made up: {describe(example)}; give others with --inputs"]
-    return [*about, "the inputs that the parts were run with were made up"]
+        return [*about, f"inputs were generated: {describe(example)}; give others with --inputs"]
+    return [*about, "the parts were run with generated inputs"]
 
 
 def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:

@@ -46,7 +46,7 @@ class CallRecorder:
     ) -> None:
         self.seen: list[TracedCall] = []
         self.results: list[object] = []
-        """What the branches of the condition that ended last returned, for a caller who runs both."""
+        """The results of the branches of the last condition, for a caller that runs both branches."""
         self._model = model
         self._around = around
         self._watch = watch
@@ -205,7 +205,7 @@ class CallRecorder:
             self.observing = False
 
     def _recorded(self, tensors: NamedTensors, call: ModuleCall, held_by: object) -> NamedTensors:
-        """Those that can be compared: nested ones cannot, nor those of a call inside of ``torch.func``."""
+        """The tensors that can be compared: neither nested tensors, nor those of a call inside ``torch.func``."""
         if peek_interpreter_stack() is not None:
             return []
         tensors = [(name, tensor) for name, tensor in tensors if has_elements(tensor)]

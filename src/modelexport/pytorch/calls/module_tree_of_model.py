@@ -85,10 +85,10 @@ def containers(model: nn.Module) -> frozenset[str]:
 
 
 def check_has_forward(model: nn.Module) -> None:
-    """Refuse what is not a module, or has no ``forward``, which is what hooks see and what is exported.
+    """Refuse a value that is not a module, and a module without ``forward``, which hooks and exports need.
 
     Raises:
-        InputsError: It is none, or has none.
+        InputsError: It is not a module, or has no ``forward``.
     """
     if not isinstance(model, nn.Module):
         raise InputsError(

@@ -90,7 +90,7 @@ class CoveringSizes:
         return facts
 
     def _proposals(self) -> Iterator[Sizes]:
-        """Of all axes; of those of one size and of each alone; and of all that are known to accept other sizes."""
+        """Propose sizes of all axes, of axes of equal size, of each axis, and of all axes known to be changeable."""
         example = self._example
         yield from _of_all(example)
         groups = [[symbol for symbol in example if example[symbol] == size] for size in dict.fromkeys(example.values())]

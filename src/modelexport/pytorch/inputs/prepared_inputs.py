@@ -22,7 +22,7 @@ from modelexport.pytorch.nested_tensors import Inputs, arguments_of, input_tenso
 from modelexport.pytorch.pretrained import is_pretrained
 
 AUTO = "auto"
-"""In the place of an argument's name: whichever the model cannot be captured without."""
+"""A word in the place of an argument's name: all arguments that must be constants for a capture."""
 _SHOWN = 60
 
 
@@ -32,7 +32,7 @@ class Prepared:
 
     inputs: Inputs
     constants: Mapping[str, str]
-    """The arguments that a file does not take, to the values that it keeps: what is no tensor, and what was named."""
+    """Arguments that are constants of the file, with their values: those that are not tensors, and those named."""
     notes: tuple[str, ...] = ()
     """What was left out or added, a line each."""
     added: Mapping[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from modelexport.runtime.varied_inputs import FACTORS, rows_of_ids
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 PADDED = "padded masks"
-"""What the variation is called in which masks have zeros, and those that are like it begin with."""
+"""The name of the variation whose masks have zeros; the names of similar ones begin with it."""
 PADDED_AT_THE_END = f"{PADDED}, at the end only"
 
 
@@ -108,7 +108,7 @@ def magnified(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str,
 
 
 def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
-    """The same number everywhere: little is selected of these, or all. So of masks."""
+    """Inputs with one number in all elements, of which a model selects nothing or everything; masks likewise."""
     fills: dict[str, Callable[..., Any]] = {"smallest": torch.amin, "largest": torch.amax, "zero": torch.zeros_like}
     tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
     masks = {name for name, tensor in tensors.items() if is_mask_of_zeros_and_ones(tensor)}
@@ -169,9 +169,9 @@ def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
 
 
 def _other_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing.
+    """The elements in reverse order, which keeps their range; other numbers if that changes nothing.
 
-    Integers above one are one less: lengths and positions that are none of the example's decide otherwise.
+    Integers above one become smaller by one, so that lengths and positions differ from those of the example.
     """
     other = tensor.flip(tuple(range(tensor.ndim)))
     if tensor.dtype is not torch.bool and not _has_fractions(tensor):

@@ -40,4 +40,4 @@ class LoadedModel:
     weights: Weights | None = None
     """The places of the weights, if the module was built without them."""
     about: str = ""
-    """What the class does not say: what a model computes that is made of several, or that it is an example."""
+    """A line about the model that its class does not tell, for example that it is built in as an example."""

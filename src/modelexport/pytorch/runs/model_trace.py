@@ -83,7 +83,7 @@ def trace_model(
         kept: Arrays; results of operations that are equal to one of these up to rounding are kept, too.
 
     Returns:
-        The trace. Its ``exact`` is false if the model does not run in float64, as one that checks its types: then it
+        The trace. Its ``is_float64`` is false if the model does not run in float64, as one that checks its types: it
         ran in its own types, and what it computed is only known to their rounding.
     """
     operations = operations and calls

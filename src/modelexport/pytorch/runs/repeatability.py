@@ -19,7 +19,7 @@ from modelexport.pytorch.nested_tensors import Inputs, output_tensors, run_argum
 from modelexport.traces.tolerances import SAME_BUT_ROUNDING
 
 ChangedRun = Literal["mask", "fused", "autocast"]
-"""What is another way in a run of users than in an export."""
+"""The differences between a run of users and the run of an export that may change outputs."""
 Kind = Literal["random", "buffer", ChangedRun, "no output", "empty output"]
 
 
@@ -113,7 +113,7 @@ class _Runs:
 def _another_way(
     name: str, right: torch.Tensor, without: Mapping[ChangedRun, Mapping[str, torch.Tensor]]
 ) -> ChangedRun:
-    """What an export has to change for an output to be as it is there."""
+    """The difference that explains an output: the first without which the export's run gives other numbers."""
     kinds = (kind for kind, outputs in without.items() if name not in outputs or not _close(right, outputs[name]))
     return next(kinds, "fused")
 

@@ -199,7 +199,7 @@ class _Body:
         self.writer, self.group = writer, group
         self.scope = Scope(writer.tags, group.call)
         self.name = ""
-        """Of the function."""
+        """The name of the function."""
         self.values = {} if values is None else values
         """Values of the flat graph to those of the body."""
         self.inputs: list[ir.Value] = []
@@ -207,7 +207,7 @@ class _Body:
         self.computed: list[ir.Value] = []
         """The values of the flat graph that the body computes, without those of nested graphs."""
         self.outputs: list[ir.Value] = []
-        """Those that other calls use, of this call or of an equal one."""
+        """The values that other calls use, from this call or from one with an equal body."""
         self.copies: dict[ir.Node, ir.Node] = {}
         """Nodes of the flat graph to those of the body, without calls."""
         self.callees: list[_Body] = []
@@ -217,7 +217,7 @@ class _Body:
             self.computed += writer.bodies[item].outputs if isinstance(item, Group) else item.outputs
 
     def key(self) -> Hashable:
-        """What equal bodies have in common: all except names, shapes, and properties that are not ours."""
+        """A key that equal bodies share: everything except names, shapes, and properties of other tools."""
         nodes = b"".join(ir.serde.serialize_node(node).SerializeToString() for node in self.nodes)
         types = [str(value.type) for value in self.values.values()]
         inputs = [(self.values[value].name, value.is_initializer()) for value in self.inputs]

@@ -28,7 +28,7 @@ from modelexport.tagged.found_calls.scoped_names import read_scoped_names
 from modelexport.tagged.found_calls.torchscript_names import read_torchscript_names
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
-"""What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
+"""The prefix of ``torch.onnx``'s properties of an initializer: its ``kind``, and if a buffer is ``persistent``."""
 _SENTENCES = {
     CallSource.FX_NODE: "the exporter's FX nodes",
     CallSource.FX_NAME: "the exporter's FX nodes",
@@ -54,7 +54,7 @@ class FoundCalls:
 
     @property
     def kinds(self) -> frozenset[CallSource]:
-        """What the calls were found in: calls of two files can be paired if they were found in the same."""
+        """The sources of the calls: calls of two files can be paired if they were found in the same ones."""
         return frozenset(self.sources) - {CallSource.NEIGHBOURS}
 
     @property

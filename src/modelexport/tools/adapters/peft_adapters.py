@@ -67,16 +67,16 @@ class _Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to the weight of one module: the product of two small matrices."""
+    """The product of two small matrices that an adapter adds to the weight of one module."""
 
     module: str
     scaling: float
     rank: int
     is_table: bool
-    """For an embedding: its weight is ``(rows, width)``, ``a`` is ``(rank, rows)`` and ``b`` ``(width, rank)``."""
+    """Whether the module is an embedding: weight ``(rows, width)``, ``a`` ``(rank, rows)``, ``b`` ``(width, rank)``."""
     fan_in_fan_out: bool
     shapes: Mapping[str, tuple[int, ...]]
-    """Of ``a``, ``b``, and ``bias`` and ``magnitude`` where it has them."""
+    """The shapes of ``a`` and ``b``, and of ``bias`` and ``magnitude`` if the adapter has them."""
     _keys: Mapping[str, str]
     _read: Callable[[str], np.ndarray]
 
@@ -104,7 +104,7 @@ class LowRank:
 
     @property
     def groups(self) -> int:
-        """Of a convolution: ``b`` is one in groups, as the weight is, while ``a`` takes all channels."""
+        """The groups of a convolution: ``b`` is a grouped one, like the weight, while ``a`` takes all channels."""
         return self.shapes["a"][0] // self.shapes["b"][1]
 
     def delta(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -256,7 +256,7 @@ def _by_pattern(folder: Path, patterns: Mapping[str, Any], module: str, default:
                 return value
         except re.error as error:
             raise FileFormatError(
-                f"{folder / CONFIGURATION} has a pattern '{pattern}' that is none: {error}"
+                f"{folder / CONFIGURATION} has a pattern '{pattern}' that is not a regular expression: {error}"
             ) from error
     return default
 

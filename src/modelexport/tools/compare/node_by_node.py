@@ -26,11 +26,11 @@ class NodeByNode:
     outputs: Mapping[str, Any] | None = None
     """``None`` if nothing here computes a node."""
     drawn: list[Any] = field(default_factory=list)
-    """Its random numbers, in the order in which they were drawn."""
+    """The random numbers of the run, in the order in which they were drawn."""
     random: set[ir.Value] = field(default_factory=set)
     """The values that depend on random numbers."""
     unlike: set[ir.Value] = field(default_factory=set)
-    """Those of them that depend on numbers which another file did not draw."""
+    """The values that depend on random numbers that another file did not draw."""
 
 
 def run_node_by_node(

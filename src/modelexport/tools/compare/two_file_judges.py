@@ -33,11 +33,11 @@ class RunOutputs:
     """The outputs of two files in each run, and what they say of ONNX Runtime."""
 
     expected: Sequence[Outputs]
-    """Of the first file."""
+    """The outputs of the first file in each run."""
     actual: Sequence[Outputs]
-    """Of the second file, under its own names."""
+    """The outputs of the second file in each run, under its own names."""
     cause: str = ""
-    """What of ONNX Runtime makes the outputs of the second file wrong, which itself computes the same as the first."""
+    """The part of ONNX Runtime that makes outputs of the second file wrong, whose nodes compute what the first's do."""
     notes: list[str] = field(default_factory=list)
 
 

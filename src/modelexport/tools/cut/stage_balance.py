@@ -86,7 +86,7 @@ def balanced_cuts(units: Units, stages: int, limit: int) -> list[int]:
 
 
 def _lowest_starts(units: Units, limit: int) -> list[int]:
-    """For each end, the first unit with which a stage that ends there may begin. It grows with the end."""
+    """For each end of a stage, the first unit at which it may begin without exceeding the limit; never decreases."""
     lowest, start, total = [0], 0, 0
     here: Counter[Hashable] = Counter()
     for unit in units.items:

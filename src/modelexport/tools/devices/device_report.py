@@ -24,7 +24,7 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
     """The largest error of its outputs, as a share of their size; ``None`` if it did not run or is not a number."""
     rounding: float | None = None
-    """The same on the CPU in the type of the device; measured where the error is beyond the bound."""
+    """The error on the CPU in the type of the device; measured only if ``error`` exceeds the bound."""
     reason: str = ""
     nodes: dict[str, int] = {}
     """Providers to the number of nodes that they run of it."""
@@ -42,12 +42,12 @@ class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedChange(msgspec.Struct, frozen=True):
-    """What was tried on a node that the device does not run."""
+    """A change that was tried on a node that the device does not run."""
 
     change: str
     """One of :data:`modelexport.tools.quantize.recipes.CHANGES`, or ``opset`` with a version."""
     result: str
-    """Nothing if it runs there and is right, else what it does."""
+    """Empty if the changed node runs on the device and is right; else what goes wrong."""
 
     @property
     def helps(self) -> bool:
@@ -80,7 +80,7 @@ class FixStep(msgspec.Struct, frozen=True, kw_only=True):
     before: float | None = None
     """The error of the region on the device."""
     after: float | None = None
-    """The same with the change; ``None`` if it was chosen by the error of the whole."""
+    """The error with the change; ``None`` if the change was chosen by the error of the whole file."""
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,14 +92,14 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """The recipe of the changes, for ``quantize --recipe``."""
     steps: list[FixStep]
     unchanged: list[str]
-    """Addresses of what is wrong, and was not made right by any change."""
+    """Addresses of wrong regions that no change made right."""
     status: RegionStatus
     error: float | None
     """The error of the changed file on the device."""
     rounding: float | None
     """As :attr:`RegionReport.rounding`."""
     moved: float
-    """What the changed file computes in exact numbers against the file itself: not 0 if it is quantized less."""
+    """The difference of the changed file from the file in exact arithmetic; not 0 if less of it is quantized."""
     nodes: dict[str, int]
     """Providers to the number of nodes that they run of the changed file."""
 
@@ -117,7 +117,7 @@ class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     bound: float
     regions: list[RegionReport]
-    """What was run: the whole first, then calls and smaller regions in the order in which they were looked at."""
+    """The regions that were run, in order: the whole file first, then calls and smaller regions."""
     culprits: list[RegionReport]
     """The smallest regions that are wrong."""
     placed: dict[str, dict[str, int]]

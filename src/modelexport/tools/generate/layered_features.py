@@ -162,7 +162,7 @@ def with_layers(
 
 
 class _Everywhere(TorchFunctionMode):
-    """What a mask of all tokens picks are all of them, in a graph without ``NonZero``."""
+    """Makes indexing with a mask of all tokens return all of them, so that the graph needs no ``NonZero``."""
 
     def __init__(self, masks: Sequence[torch.Tensor]) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ from modelexport.tools.generate.cache_names import KINDS
 from modelexport.tools.generate.prompts import Example
 
 TEXT = ("input_ids", "attention_mask", "position_ids")
-"""What calls take for tokens; a mask is of all tokens so far."""
+"""The arguments of a call that have an element for each token; a mask has one for all tokens so far."""
 _LONGEST = 2**18
 
 
@@ -38,7 +38,7 @@ class RecordedCall:
     """One ``forward`` that ``generate`` ran."""
 
     arguments: Mapping[str, Any]
-    """As they were before it."""
+    """The arguments as they were before the call."""
     held: Mapping[str, torch.Tensor]
     """Tensors that modules kept from the call before it as attributes, by path."""
 

@@ -30,9 +30,9 @@ KINDS = ("image", "audio")
 PROMPT = 5
 """Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
 MASK, PIXEL_MASK = "attention_mask", "pixel_attention_mask"
-"""What says which pixels are of an image and not padding."""
+"""The inputs that are masks: of the tokens that are not padding, and of such pixels of an image."""
 _CHANGES = re.compile("(sliding_window|window_size|chunk_size|original_max_position_embeddings)$")
-"""Settings with a number of tokens after which a model computes something else."""
+"""Settings of a number of tokens beyond which a model computes differently."""
 _LONGEST = 256
 
 

@@ -30,11 +30,11 @@ class DiffusionPart:
 
     entry: Entry
     arguments: Mapping[str, Any]
-    """Those of one call of the method."""
+    """The arguments of one call of the method, which is the example."""
     inputs: Mapping[str, str]
     """The dotted name of a tensor in the arguments to the name of the graph's input."""
     outputs: Mapping[str, str]
-    """The same for the results. Names of one tensor that is there twice are equal."""
+    """The dotted name of a tensor in the results to that of the graph's output; one tensor has one name."""
     vectors: frozenset[str] = frozenset()
     """The inputs that are numbers in the arguments and vectors of one element in the graph."""
     output: Any = None
@@ -56,7 +56,7 @@ class DiffusionPart:
         """The graph's inputs for a call with other tensors.
 
         Raises:
-            UsageError: Something else than tensors differs, too: the graph is not of this call.
+            UsageError: Arguments that are not tensors differ as well, so that the graph is not one of this call.
         """
         tensors_by_name: dict[str, torch.Tensor] = {}
         fixed: dict[str, Any] = {}

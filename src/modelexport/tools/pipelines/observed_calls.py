@@ -20,7 +20,7 @@ from modelexport.pytorch.nested_tensors import copied
 from modelexport.tools.pipelines.components_module import PipelineModules
 
 Change = Callable[[str, Any], Any]
-"""From the dotted name of a leaf and the leaf to what takes its place."""
+"""A function of the dotted name of a leaf and the leaf; returns the leaf to put in its place."""
 _ROWS = 2
 """Prompts of the example run: a capture would treat a batch of one as fixed."""
 _LATENTS = ((15, 21), (14, 22), (16, 24), None)
@@ -55,7 +55,7 @@ def leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Mapping[Any, Any] | None:
-    """What a structure consists of; ``None`` for a leaf."""
+    """The elements of a structure by their keys; ``None`` for a leaf."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, (list, tuple)):
@@ -84,13 +84,13 @@ class ObservedCall:
 
     entry: Entry
     arguments: Mapping[str, Any]
-    """By the names of the method's parameters."""
+    """The arguments by the names of the method's parameters."""
     output: Any
-    """What it returns with ``return_dict=True``, if it has this parameter."""
+    """The result; with ``return_dict=True`` if the method has this parameter."""
 
 
 Handler = Callable[[Entry, dict[str, Any], Callable[[], Any]], Any]
-"""From an entry, its arguments and a function that runs the model to the result."""
+"""A function of an entry, its arguments and a function that runs the model; returns the result."""
 
 
 def _methods(component: nn.Module) -> list[str]:

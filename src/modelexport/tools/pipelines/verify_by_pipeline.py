@@ -46,7 +46,7 @@ class PartCall(msgspec.Struct, frozen=True, kw_only=True):
     relative: float
     """The error on the same inputs, as a share of the size of what PyTorch returns."""
     end_to_end: float | None
-    """The same after all calls before it, too, ran in the package; ``None`` for a part that the run does not use."""
+    """The error if all earlier calls ran in the package, too; ``None`` for a part that the run does not use."""
     reason: str = ""
     module: str | None = None
     """For the first call that differs, the address of the first module in it that does."""

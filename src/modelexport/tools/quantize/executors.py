@@ -80,7 +80,7 @@ def workers_for(
     runs: int,
     **what: Any,
 ) -> Iterator[Workers | None]:
-    """What measures with an executor; ``None`` without one.
+    """Yield workers that measure with an executor; ``None`` without an executor.
 
     Args:
         data: As :func:`.sensitivity.sensitivity` takes them.

@@ -36,7 +36,7 @@ def _names(nodes: Nodes) -> list[str]:
 
 
 def _names_for_ort(nodes: Nodes) -> list[str]:
-    """With the name that a ``Gemm`` has when the quantizer has made it a ``MatMul`` and looks what to exclude."""
+    """The names to exclude: for a ``Gemm`` also that of the ``MatMul`` that ONNX Runtime's quantizer makes of it."""
     names = ([node.name, f"{node.name}_MatMul"] if node.op_type == "Gemm" else [node.name] for node in nodes)
     return [name or "" for of_node in names for name in of_node]
 

@@ -65,7 +65,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe
     metric: str
     least: Least = "bytes"
-    """What is cheap."""
+    """The cost that is minimized: the bytes of the weights, or the time of a run."""
     bound: str
     """The bound on the error, or the number of bytes."""
     met: bool
@@ -82,7 +82,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     modules: int
     """The number of modules, or groups of modules, among which it was chosen."""
     kept: int
-    """Those for which keeping them is cheapest."""
+    """The number of these for which it is cheapest to keep them."""
     times: Turns | None = None
     """The time of the result in turns with the file, if it was to take little."""
     bytes_before: int

@@ -43,7 +43,7 @@ class Sensitivity(msgspec.Struct, frozen=True):
     loss: float
     """The mean over the runs."""
     saved_bytes: int
-    """What their weights get smaller by."""
+    """The bytes by which the weights of the calls become smaller."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def check_written(
     wrong = {
         name: f"is off by {steps:.3g} steps of its scale"
         if math.isfinite(steps)
-        else "is no product with these weights in a known form"
+        else "is not a product with these weights in a known form"
         for name, steps in apart.items()
         if steps > method.steps
     }

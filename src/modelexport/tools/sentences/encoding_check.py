@@ -27,7 +27,7 @@ def encoding_fault(model: SentencePipeline, file: Path, notes: list[str]) -> str
     padded on each side; empty if they do not.
 
     Args:
-        notes: Gets that there is no tokenizer, and that made-up tokens were compared instead.
+        notes: Gets that there is no tokenizer, and that generated tokens were compared instead.
     """
     session = open_session(file, optimized=True)
     names = input_names(session)
@@ -35,7 +35,7 @@ def encoding_fault(model: SentencePipeline, file: Path, notes: list[str]) -> str
     with untouched(model):
         has_tokenizer = bool(model.library[0].preprocess(list(TEXTS))["input_ids"].numel())
         if not has_tokenizer:
-            notes.append("the folder has no tokenizer: embeddings of made-up tokens were compared, not of texts")
+            notes.append("the folder has no tokenizer: embeddings of generated tokens were compared, not of texts")
         for batch, features, right in _batches(model) if has_tokenizer else _batches_of_tokens(model):
             feeds: dict[str, Any] = {"prompt_length": np.array(0), **features}
             embeddings = run_session(session, {name: np.asarray(feeds[name], np.int64) for name in names})[model.output]
@@ -47,7 +47,7 @@ def encoding_fault(model: SentencePipeline, file: Path, notes: list[str]) -> str
 
 
 def _batches_of_tokens(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
-    """The same for made-up tokens, padded on each side."""
+    """The same for generated tokens, padded on each side."""
     inputs: Any = pipeline_parts(model)[0].inputs
     for side in _SIDES:
         mask = torch.ones_like(inputs["attention_mask"])
@@ -56,7 +56,7 @@ def _batches_of_tokens(model: SentencePipeline) -> Iterator[tuple[str, Mapping[s
         features["attention_mask"] = mask
         with torch.no_grad():
             right = as_array(model.library[0](dict(features))[model.output])[..., : model.width]
-        yield f"made-up tokens padded on the {side}", features, right
+        yield f"generated tokens padded on the {side}", features, right
 
 
 def _batches(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any], Any]]:

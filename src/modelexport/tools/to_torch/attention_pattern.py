@@ -22,7 +22,7 @@ from modelexport.tools.to_torch.size_numbers import FileNumbers, sizes_of
 DOMAIN = "torch"
 OPERATOR = "scaled_dot_product_attention"
 _HIDDEN = -1e4
-"""From here on down, what is added to a score leaves nothing of its weight."""
+"""The largest number of a mask that hides: adding it or a smaller one to a score makes its weight zero."""
 
 
 def put_attention_together(
@@ -134,7 +134,7 @@ class _Pattern:
         return before
 
     def _untransposed(self, value: ir.Value | None) -> ir.Value | None:
-        """What a key was before its last two axes were exchanged, perhaps with the others joined in between."""
+        """The key before its last two axes were exchanged, perhaps with the other axes joined in between."""
         joined = self._producer(value, "Reshape")
         node = self._producer(joined.inputs[0] if joined is not None else value, "Transpose")
         order = list(node.attributes["perm"].as_ints()) if node is not None and "perm" in node.attributes else []

@@ -49,7 +49,7 @@ class Entries:
     lost: list[str] = field(default_factory=list)
     """Entries that the graph uses in a form from which they cannot be computed."""
     unnamed: list[str] = field(default_factory=list)
-    """Entries whose names are made up, because the file has none for them."""
+    """Entries with a generated name, because the file does not name them."""
 
 
 def entries_as_nodes(tagged: TaggedFile) -> Entries:

@@ -107,7 +107,7 @@ _IDIOMS = {
     "x * torch.sigmoid(x)": "F.silu(x)",
     "torch.sigmoid(x) * x": "F.silu(x)",
 }
-"""What exporters write as several operators to the function of torch that computes it."""
+"""Expressions that exporters write with several operators, to the function of torch that computes the same."""
 
 
 def idiomatic(expression: ast.expr) -> ast.expr:

@@ -32,7 +32,7 @@ from modelexport.tools.to_torch.tested_classes import RecurrentCall
 from modelexport.tools.to_torch.value_scope import with_names_used_again
 
 _OF_DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What rows of the table raise for numbers that an operator cannot have, as a kernel of size 0 or an axis that is not
+"""The errors that rows of the table raise for impossible numbers, such as a kernel of size 0 or an axis that is not
 there. No row checks them all."""
 
 
@@ -65,7 +65,7 @@ class ForwardText(NestedGraphs):
         super().__init__(layout, nodes, group)
         self.build = build
         self.result: ast.expr | None = None
-        """What it returns, if it is one expression."""
+        """The expression that ``forward`` returns, if it is a single one."""
         self._uses: Counter[ir.Value] = Counter()
         inputs = layout.inputs[group.call]
         self.arguments = [self._argument(value) for value in inputs]
@@ -208,7 +208,7 @@ class ForwardText(NestedGraphs):
             self._emit(ast.unparse(written))
 
     def _zeros(self, tensor: CallTensor) -> ast.expr:
-        """What a call gets whose argument the file does not have, because no result depends on it."""
+        """Zeros for an argument that the file does not have, because no result depends on it."""
         dtype, floating = parse_dtype(tensor.dtype), None
         sizes = tuple(parsed(self._size_names.get(f"<{n}>", "1")) if isinstance(n, str) else n for n in tensor.shape)
         for value, name in zip(self.layout.inputs[self.group.call], self.arguments, strict=True):

@@ -278,7 +278,7 @@ def _dot_product_attention(o: Operation) -> ast.expr:
 def _fold(o: Operation) -> ast.expr:
     size, block, pads = o.numbers(1), o.numbers(2), o.attribute("pads") or [0, 0, 0, 0]
     if size is None or block is None or len(size) != 2 or pads[:2] != pads[2:]:
-        raise UnwrittenError("its sizes are no numbers, it is no image, or its ends are padded otherwise")
+        raise UnwrittenError("its sizes are not numbers, it is not an image, or its ends are padded differently")
     moved = {"dilation": o.attribute("dilations"), "padding": pads[:2], "stride": o.attribute("strides")}
     steps = {name: tuple(numbers) for name, numbers in moved.items() if numbers}
     return o.write("F.fold(a, size, block, **steps)", size=tuple(size), block=tuple(block), steps=steps)

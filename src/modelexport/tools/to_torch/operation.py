@@ -54,7 +54,7 @@ class UnwrittenError(Exception):
 
 
 class Operands(Protocol):
-    """What a scope knows of the values that nodes of it take."""
+    """The values of a scope as expressions, for the nodes that take them."""
 
     helpers: set[str]
     """The names of the functions that the texts call."""
@@ -100,7 +100,7 @@ class Operation:
         return written
 
     def _part(self, name: str) -> Callable[[], Any] | None:
-        """What computes the part of the node that a name stands for."""
+        """A function that makes the part of the node that a name in a row refers to; ``None`` for any other name."""
         letter = "abcdefghij".find(name.lower()) if len(name) == 1 and name not in "DEFGHIJ" else -1
         if letter >= 0 and name not in self._standard:
             return lambda: self.tensor(letter) if name.islower() else self.scalar(letter)
@@ -269,7 +269,7 @@ class Operation:
         return code(f"x.{METHODS[name]}()" if name in METHODS else "x.to(kind)", x=tensor, kind=kind)
 
     def outputs_used(self) -> int:
-        """Up to which output the node's are used."""
+        """The number of outputs of the node up to the last one that is used; at least 1."""
         used = [number for number, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
         return max(used, default=0) + 1
 

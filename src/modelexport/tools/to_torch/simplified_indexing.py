@@ -99,7 +99,7 @@ def is_always_true(value: ir.Value | None, constants: Constants, numbers: FileNu
 
 
 def _before(value: ir.Value | None, operator: str, *, most: int = 9) -> ir.Value | None:
-    """What a value was before nodes of an operator."""
+    """The value from which a chain of nodes of one operator computes this value; itself without such nodes."""
     for _ in range(most):
         node = value.producer() if value is not None else None
         if node is None or node.op_type != operator:

@@ -22,9 +22,9 @@ from modelexport.traces.node_computation import NodeComputation, NodeError
 
 Numbers = np.ndarray[Any, np.dtype[np.object_]]
 MOST = 64
-"""Of how many numbers a value may consist that is written as these."""
+"""The most elements of a value that is written as Python numbers."""
 _INTEGERS = 2**63
-"""Beyond which a tensor's whole numbers wrap around, and Python's do not."""
+"""The size at which the integers of a tensor overflow; Python's do not."""
 
 
 def constant_numbers(array: Any) -> Numbers | None:

@@ -53,7 +53,7 @@ class RecurrentCall:
         return [inputs[0], *([literal(tuple(states))] if len(states) > 1 else states)]
 
     def results(self, names: Mapping[int, str]) -> str:
-        """What stands before the equals sign: the names by slot."""
+        """The left side of the assignment of the results, from the names by slot."""
         shown = [names.get(slot, "_") for slot in range(3)]
         return f"{shown[0]}, ({shown[1]}, {shown[2]})" if self.has_cell else f"{shown[0]}, {shown[1]}"
 

@@ -58,7 +58,7 @@ class TorchSource:
     """Entries that the file holds only in a form from which they cannot be computed; they are zeros in the model, which
     uses what the file holds."""
     unnamed: tuple[str, ...]
-    """Entries whose names are made up, because the file has none for them."""
+    """Entries with a generated name, because the file does not name them."""
     file: Path
     """The file."""
 

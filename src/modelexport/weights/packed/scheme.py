@@ -29,9 +29,9 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     """Consecutive numbers of a row that share a scale."""
     roles: tuple[str, ...]
-    """Its tensors: their names in the checkpoint after the name of the layer."""
+    """The names of its tensors in the checkpoint, without the name of the layer."""
     variant: str = ""
-    """What else the format distinguishes: its version, or the name of a table."""
+    """A variant of the format: its version, or the name of a table; empty if there is only one."""
     ordered: bool = False
     """Whether the columns of a group are not consecutive (activation order): a tensor tells the group of each."""
 
