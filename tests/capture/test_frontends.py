@@ -320,6 +320,24 @@ def test_what_a_call_returns_is_what_it_was_then(frontend: FrontEnd, tmp_path: P
     )
 
 
+@frontends
+def test_a_module_that_the_model_converts_rounds_in_the_file_and_is_as_before(
+    frontend: FrontEnd, tmp_path: Path
+) -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head.half()(x.half()).float()
+
+    model = Narrow()
+    report = export(model, torch.randn(3, 4), tmp_path / "x.onnx", frontend=frontend, verify=True).verified
+    assert report is not None
+    assert (report.agrees, model.head.weight.dtype) == (True, torch.float32)
+
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -73,6 +73,8 @@ TABLE: Mapping[str, Patch] = {
     "rounding": Patch("dynamo", "torch:SymFloat.__round__", None, "torch.onnx rounds no sizes", "no exports of round"),
     "roots": Patch("dynamo", "math:sqrt", None, "it makes a number of a size", "axes are fixed by math.sqrt"),
     "powers": Patch("dynamo", "math:exp", None, "it makes a number of a size", "axes are fixed by math.exp"),
+    "conversions": Patch("dynamo", "torch.nn:Module._apply", "self fn recurse",
+        "a forward converts a module (`self.head.half()`)", "no exports of such models, or without the rounding"),
     "any": Patch("dynamo", "torch:any", None, "gaussian_nll_loss reads no values", "no exports of gaussian_nll_loss"),
     "asarray": Patch("dynamo", "torch:asarray", None,
         "decompositions have no room for the constants that it makes", "no exports of complex numbers"),

@@ -64,7 +64,7 @@ def run_steps(
     known: dict[str, Any] = {"": None, **tensors}
     for number, step in enumerate(steps):
         try:
-            results = _run(step, [known[name] for name in step.inputs], wide=wide)
+            results = _run(step, [known[name] for name in step.inputs], wide=wide, later=steps[number + 1 :])
         except (KeyError, WeightsError):
             raise
         except Exception as error:  # onnx's implementations, given any arrays, raise anything
@@ -78,12 +78,13 @@ def run_steps(
     return outputs
 
 
-def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any, ...]:
+def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool, later: Sequence[TransformStep]) -> tuple[Any, ...]:
     if step.op_type == "Constant" and not step.domain:
         array = decode_tensor(step.attributes["value"])
         return (array.astype(np.float64) if wide and array.dtype.kind not in "biu" else array,)
-    if wide and step.op_type == "Cast" and ir.DataType(step.attributes["to"]).is_floating_point():
-        return (inputs[0].astype(np.float64),)
+    if wide and step.op_type == "Cast" and (to := ir.DataType(step.attributes["to"])).is_floating_point():
+        wider = any(one.op_type == "Cast" and ir.DataType(one.attributes["to"]).bitwidth > to.bitwidth for one in later)
+        return ((inputs[0].astype(to.numpy()) if wider else inputs[0]).astype(np.float64),)  # there and back rounds
     if step.domain == packed.DOMAIN:
         return (packed.run(step.op_type, step.attributes, inputs),)
     attributes = {

@@ -30,6 +30,7 @@ def values_not_read() -> Iterator[None]:
         "roots": functools.partial(_also_of_sizes, torch.sym_sqrt),
         "powers": functools.partial(_also_of_sizes, lambda number: math.e**number),
         "validation": lambda _: False,
+        "conversions": lambda _: converted,
         "quotients": lambda _: quotient_and_rest,
         "rounding": lambda _: rounded,
     }
@@ -69,6 +70,15 @@ class Rewritten(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
+
+
+def converted(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """``Module._apply``, by which ``half`` and ``to`` convert a module: its weights become results of the graph."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for entries in (module._parameters, module._buffers):
+        entries.update({name: fn(tensor) for name, tensor in entries.items() if tensor is not None})
+    return module
 
 
 def quotient_and_rest(number: Any, other: Any) -> Any:
