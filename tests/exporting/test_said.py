@@ -12,7 +12,7 @@ from torch import nn
 
 from commands import run
 from modelexport import export, load
-from modelexport.cli.show_export import print_warnings
+from modelexport.cli.show_export import format_export, print_warnings
 from modelexport.core.collected_messages import collected
 from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.options import Options
@@ -50,6 +50,12 @@ def test_a_model_that_leaves_out_calls_for_onnx_is_captured_as_users_run_it(
     asks = lambda: torch.onnx.is_in_onnx_export()  # noqa: E731, PLW0108 - looked up when it is called
     assert said(OtherCode(asks), tmp_path, capsys) == ""
     assert "pool" in load(tmp_path / "x.onnx")
+
+
+def test_a_verified_file_that_onnx_runtime_has_no_kernels_for_is_said_not_to_run(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4).bfloat16()
+    result = export(model, torch.randn(3, 4).bfloat16(), tmp_path / "x.onnx", frontend="torchscript", verify=True)
+    assert "\n  this ONNX Runtime does not run the file; computed in float32" in format_export(result)
 
 
 class Fresh(nn.Module):

@@ -157,6 +157,15 @@ def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp
     assert [one.formula for one in result.valid_if] == ["x_axis_1 >= 7"]
 
 
+def test_sizes_of_which_onnx_runtime_has_another_mean_of_nothing_are_excluded(tmp_path: Path) -> None:
+    class Later(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[2:].mean(0)
+
+    result = export(Later(), (torch.rand(5, 4),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [one.formula for one in result.valid_if] == ["x_axis_0 >= 3"]
+
+
 def test_an_axis_is_fixed_if_the_file_is_wrong_with_a_size_that_its_conditions_allow(tmp_path: Path) -> None:
     class InFours(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -23,12 +23,13 @@ _ERRORS = (
 
 
 def format_verification(report: VerifyReport) -> str:
-    """The verification in an export: one line if everything agrees, otherwise the text of ``verify``."""
+    """The verification in an export: a line and the notes if everything agrees, otherwise the text of ``verify``."""
     if not report.agrees:
         return format_verify(report)
     outputs = plural(len(report.outputs), "output")
     verb = "agrees" if len(report.outputs) == 1 else "agree"
-    return f"verified: {outputs} {verb} with PyTorch, largest difference {report.largest:.1e}; {_counts(report)}"
+    line = f"verified: {outputs} {verb} with PyTorch, largest difference {report.largest:.1e}; {_counts(report)}"
+    return "\n".join([line, *(f"  {note}" for note in report.notes)])
 
 
 def format_verify(report: VerifyReport, *, verbose: bool = False) -> str:

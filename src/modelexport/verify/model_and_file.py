@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.path_or_model import Source
 from modelexport.format.keys import ADOPTED
@@ -25,6 +27,7 @@ from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import is_floating, relative_error
@@ -234,6 +237,19 @@ class Sides:
         return len(arrays) == len(expected) and all(
             relative_error(first, second) <= EQUAL_IN_FLOAT64 for first, second in zip(expected, arrays, strict=True)
         )
+
+    def has_nan_of_model(self, inputs: Inputs, right: Sequence[Any]) -> bool:
+        """Whether ONNX Runtime returns NaN where the model does: its mean of nothing is another number.
+
+        Args:
+            right: What the model returns in float64.
+        """
+        if not any(array.dtype.kind == "f" and np.isnan(array).any() for array in right):
+            return True
+        try:
+            return all(output.status != "differ" for output in self.as_run(inputs, CPU, right).outputs)
+        except UsageError:  # it cannot run the file with these inputs
+            return False
 
     def feeds(self, inputs: Inputs, reference: Trace | None = None) -> Mapping[str, Any]:
         """The inputs under the names of the file's.

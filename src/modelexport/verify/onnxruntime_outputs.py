@@ -85,7 +85,7 @@ def compare_as_run(
         cause = cause_in_runtime(
             path,
             inputs,
-            lambda again: bool(again) and all(output.status == "agree" for output in compare(again)),
+            lambda again: bool(again) and all(output.status != "differ" for output in compare(again)),
             provider,
         )
     return AsRun(outputs, cause, [*([note] if note else []), *_rounding_notes(outputs, steps)])
