@@ -166,6 +166,13 @@ def test_a_tool_that_cannot_be_imported_is_a_warning_and_left_out(
         assert "broken" not in {tool.name for tool in tools.installed_tools.__wrapped__()}
 
 
+def test_a_warning_names_the_line_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, "broken", "no_such_package:TOOL", monkeypatch)
+    with pytest.warns(ToolWarning) as warned:
+        tools.installed_tools.__wrapped__()
+    assert [one.filename for one in warned] == [__file__]
+
+
 def test_a_tool_that_cannot_be_imported_is_one_line_of_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

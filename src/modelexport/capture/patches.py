@@ -13,7 +13,6 @@ import importlib
 import importlib.metadata
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -27,6 +26,7 @@ from packaging.specifiers import SpecifierSet
 
 from modelexport.core.installed_versions import installed_version
 from modelexport.core.replaced_attributes import attribute_set
+from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import CaptureError, VersionWarning
 
 Use = Literal["dynamo", "torchscript", "internals", "once"]
@@ -251,7 +251,7 @@ def warn_of_versions() -> None:
     for text in _lacking():
         if text not in warned:
             warned.add(text)
-            warnings.warn(text, VersionWarning, stacklevel=2)
+            warn_caller(text, VersionWarning)
 
 
 warned: set[str] = set()

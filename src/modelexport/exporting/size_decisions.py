@@ -12,13 +12,7 @@ from modelexport.exporting.fixed_axes import FixedAxis, Run, axes_of, fixed_axis
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.settled_conditions import EQUAL, Settled, settle_conditions, without_implied
 from modelexport.exporting.size_trials import SizeTrials
-from modelexport.graph.size_conditions import (
-    SizeCondition,
-    broken,
-    record_conditions,
-    sizes_within,
-    stated_with_line,
-)
+from modelexport.graph.size_conditions import SizeCondition, broken, record_conditions, sizes_within, stated_with_line
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -89,12 +83,7 @@ def find_sizes(
 
 
 def _narrowed_to_one_size(
-    kept: Sequence[SizeCondition],
-    settled: Settled,
-    inputs: Inputs,
-    model: ir.Model,
-    sizes: Mapping[str, int],
-    run: Run,
+    kept: Sequence[SizeCondition], settled: Settled, inputs: Inputs, model: ir.Model, sizes: Mapping[str, int], run: Run
 ) -> list[FixedAxis]:
     """The axes of which the conditions of a file allow no other size, or none that the model accepts."""
     narrowed: list[FixedAxis] = []

@@ -11,13 +11,13 @@ import shutil
 import signal
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
+from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
 from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned
 from modelexport.files.ordered_moves import Move, Order, Staged, files_in, kind_of
@@ -247,8 +247,7 @@ def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
         if lock is not None:
             lock.close()
         if folder is not None and folder.exists():
-            message = f"cannot remove {folder}, a folder of temporary files: remove it"
-            warnings.warn(message, LeftoverWarning, stacklevel=2)
+            warn_caller(f"cannot remove {folder}, a folder of temporary files: remove it", LeftoverWarning)
 
 
 def check_space(path: Path, size: int) -> None:

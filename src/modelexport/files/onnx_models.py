@@ -22,12 +22,7 @@ from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.nodes import held_initializers, initializers, is_sorted
-from modelexport.graph.properties import (
-    format_version,
-    read_properties,
-    record,
-    take_properties,
-)
+from modelexport.graph.properties import format_version, read_properties, record, take_properties
 
 SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""

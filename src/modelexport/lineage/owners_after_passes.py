@@ -21,12 +21,7 @@ import onnx_ir as ir
 from modelexport.graph.node_owners import set_owner
 from modelexport.graph.nodes import IDENTITY, enclosing_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
-from modelexport.lineage.derived_and_inferred_owners import (
-    DerivedOwners,
-    LostCalls,
-    complete_owners,
-    owner_of_replaced,
-)
+from modelexport.lineage.derived_and_inferred_owners import DerivedOwners, LostCalls, complete_owners, owner_of_replaced
 from modelexport.lineage.matching.by_position import are_equal
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import nn
 
 from modelexport.core.text import first_few, suggest
+from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import InputsError, ToolWarning, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import PackageOptions
@@ -220,7 +220,7 @@ def _imported(place: str) -> PackageKind | None:
     except Exception as error:  # code of another package, which must not end our commands
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        warnings.warn(f"the kind of packages {place} cannot be used: {problem}", ToolWarning, stacklevel=2)
+        warn_caller(f"the kind of packages {place} cannot be used: {problem}", ToolWarning)
         return None
     return cast(PackageKind, kind)
 
@@ -287,12 +287,7 @@ def load_for_parts(
         kind, place = found
         return kind.load(place, weights=weights, trust_remote_code=trust_remote_code, dtype=dtype), kind.takes
     loaded = load_model(
-        spec,
-        model_class=model_class,
-        seed=seed,
-        weights=weights,
-        trust_remote_code=trust_remote_code,
-        dtype=dtype,
+        spec, model_class=model_class, seed=seed, weights=weights, trust_remote_code=trust_remote_code, dtype=dtype
     )
     return loaded, PackageKind.takes if parts == WHOLE else kind_of(loaded.model).takes
 

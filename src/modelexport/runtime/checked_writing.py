@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.limits import CHECKED_BYTES
 from modelexport.core.text import reason_of
+from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import FileFormatError, InputsError, ModelExportWarning, NotWrittenError, UsageError
 from modelexport.files import atomic_writing
 from modelexport.files.atomic_writing import Replacement
@@ -104,7 +104,7 @@ def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | Non
                 return
             raise _refusal(place, "load", error) from error
         if ends:
-            warnings.warn(_ENDS.format(place), ModelExportWarning, stacklevel=2)
+            warn_caller(_ENDS.format(place), ModelExportWarning)
         tried = [inputs] if inputs is not None else []
         if inputs is None:
             try:

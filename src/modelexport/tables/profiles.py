@@ -233,13 +233,8 @@ def _profiles(files: _Files, how: Mapping[str, Any], inputs_from: str) -> list[M
         _module_profile(tagged, run, wall, measured, how, inputs_from)
         for (tagged, run), wall, measured in zip(files, walls, profiles, strict=True)
     ]
-    return [
-        found[0],
-        *(
-            replace(other, turns=compare_turns(walls[0], wall))
-            for other, wall in zip(found[1:], walls[1:], strict=True)
-        ),
-    ]
+    others = zip(found[1:], walls[1:], strict=True)
+    return [found[0], *(replace(other, turns=compare_turns(walls[0], wall)) for other, wall in others)]
 
 
 def _module_profile(

@@ -42,10 +42,7 @@ THROUGH = option(
     metavar="COMMAND",
 )
 JOBS = option(
-    None,
-    "Measure modules in N processes; in Python, `executor=` spreads them over machines.",
-    metavar="N",
-    least=1,
+    None, "Measure modules in N processes; in Python, `executor=` spreads them over machines.", metavar="N", least=1
 )
 INPUTS = option(
     None,

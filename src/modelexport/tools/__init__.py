@@ -143,11 +143,10 @@ def _wrong_in(tool: object) -> str:
 
 
 def _warn(problem: str) -> None:
-    import warnings
-
+    from modelexport.core.warned_callers import warn_caller
     from modelexport.errors import ToolWarning
 
-    warnings.warn(problem, ToolWarning, stacklevel=2)
+    warn_caller(problem, ToolWarning)
 
 
 def commands_of_tools() -> dict[str, Command]:

@@ -16,13 +16,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.graph.nodes import is_cached_attention
 from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
-from modelexport.pytorch.inputs.other_sizes import (
-    sizes_at_limits,
-    symbol_sizes,
-    too_large,
-    with_sizes,
-    without_parts,
-)
+from modelexport.pytorch.inputs.other_sizes import sizes_at_limits, symbol_sizes, too_large, with_sizes, without_parts
 from modelexport.pytorch.inputs.variations import (
     PADDED,
     PADDED_AT_THE_END,

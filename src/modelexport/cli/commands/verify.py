@@ -36,10 +36,7 @@ class Other:
         None, "The results that a runner of FILE's kit wrote on another machine.", metavar="results.json", file="read"
     )
     against: Path | None = option(
-        None,
-        "The earlier spelling of `compare FILE OTHER --numbers`, with its options.",
-        metavar="OTHER",
-        file="read",
+        None, "The earlier spelling of `compare FILE OTHER --numbers`, with its options.", metavar="OTHER", file="read"
     )
     bound: float | None = option(None, "With --device: the largest error allowed of calls [0.01].", metavar="SHARE")
 

@@ -16,12 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Rule
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import (
-    all_nodes,
-    nested_graphs,
-    nodes_behind,
-    required_inputs,
-)
+from modelexport.graph.nodes import all_nodes, nested_graphs, nodes_behind, required_inputs
 from modelexport.graph.properties import drop_texts, put_texts, text_of
 from modelexport.graph.unique_names import free_name, name_new_nodes, names_in
 from modelexport.regions.region import Region, put, weights_of

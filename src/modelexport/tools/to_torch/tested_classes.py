@@ -143,11 +143,7 @@ _MOST_ARGUMENTS = 300
 
 
 def _fitting(
-    layout: CallLayout,
-    kind: type,
-    state: Mapping[str, torch.Tensor],
-    tried: Iterable[Arguments],
-    sample: Sample | None,
+    layout: CallLayout, kind: type, state: Mapping[str, torch.Tensor], tried: Iterable[Arguments], sample: Sample | None
 ) -> Iterator[tuple[Arguments, nn.Module]]:
     """The modules of a class that compute a sample with a ``state_dict``, with their arguments.
 

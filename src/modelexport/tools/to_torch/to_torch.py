@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import sys
 import types
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,6 +18,7 @@ import onnx_ir as ir
 
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
+from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import ModelExportWarning, UsageError
 from modelexport.files.atomic_writing import check_writable, replaced_together
 from modelexport.files.path_or_model import Source, as_path
@@ -134,7 +134,7 @@ def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtyp
     made = torch_source(source, dropout=dropout, dtype=dtype)
     model = made.model()
     if reason := made.compared(model):
-        warnings.warn(f"the model was not compared with {made.file}: {reason}", ModelExportWarning, stacklevel=2)
+        warn_caller(f"the model was not compared with {made.file}: {reason}", ModelExportWarning)
     return model
 
 
