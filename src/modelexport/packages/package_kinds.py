@@ -316,7 +316,7 @@ def kind_of_package(package: Package, model: nn.Module) -> PackageKind:
 def verify_package(
     model: Any,
     inputs: Mapping[str, Any] | Sequence[Any] | None,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | Package,
     *,
     provider: str = CPU,
     new_tokens: int | None = None,
@@ -342,7 +342,8 @@ def verify_package(
         FileFormatError: The folder is not a package, or is damaged.
         UsageError: The model is not the one that was exported, or its kind of package has no tokens or steps.
     """
-    package, module = read_package(Path(folder)), as_module(model)
+    package = folder if isinstance(folder, Package) else read_package(Path(folder))
+    module = as_module(model)
     kind = kind_of_package(package, module)
     counts = {name: count for name, count in {"new_tokens": new_tokens, "steps": steps}.items() if count is not None}
     if wrong := [name for name in counts if name not in kind.verified_with]:

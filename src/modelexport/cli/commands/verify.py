@@ -261,7 +261,7 @@ def _package(folder: Path, choice: ModelChoice, provider: str, extent: Extent, *
         example = kind.inputs_for_verification(loaded.model, loaded.directory, package.manifest, example, seed)
     with stages(kind.does or "verify"):
         report = verify_package(
-            loaded.model, example, folder, provider=provider, new_tokens=extent.new_tokens, steps=extent.steps,
+            loaded.model, example, package, provider=provider, new_tokens=extent.new_tokens, steps=extent.steps,
             seed=seed, weights=loaded.weights, progress=stages.tell,
         )  # fmt: skip
     text = kind.text_of_report(report)
