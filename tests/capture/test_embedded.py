@@ -15,6 +15,7 @@ from torch import nn
 
 import zoo.embedded
 from modelexport import export
+from modelexport.errors import CaptureError
 from modelexport.pytorch.calls.traced_tree import masks_kept
 from modelexport.pytorch.runs.repeatability import find_unrepeatable
 
@@ -153,6 +154,27 @@ def test_a_scripted_model(tmp_path: Path) -> None:
     result = export(model, {"x": x}, tmp_path / "m.onnx", verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
+
+
+def test_a_scripted_part_decides_by_a_size_between_one_and_the_example(tmp_path: Path) -> None:
+    model, x = Scripted().eval(), torch.rand(3, 4)
+    result = export(model, (x,), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
+    assert [condition.formula for condition in result.valid_if] == ["x_axis_0 >= 3"]
+
+
+class Repeated(Part):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(x.size(0)):
+            x = self.inner(x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # a FutureWarning since torch 2.14
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_a_scripted_part_that_loops_over_its_parts_is_refused_in_plain_words(frontend: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(torch.jit.script(Repeated()))
+    with pytest.raises(CaptureError, match=r"Error in 0( \(.*\))?: a module is a ScriptModule with loops, .* before"):
+        export(model, torch.rand(3, 4), tmp_path / "m.onnx", frontend=frontend)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # a FutureWarning since torch 2.14

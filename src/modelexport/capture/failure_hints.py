@@ -34,9 +34,7 @@ def way_out(model: nn.Module, error: BaseException) -> str:
         "; of packed sequences, those are exported that forward packs itself, by the front end dynamo": _has_local(
             error, PackedSequence
         ),
-        "; a module is a ScriptModule: export the model as it was before torch.jit.script": any(
-            isinstance(module, torch.jit.ScriptModule) for module in modules
-        ),
+        f"; {_SCRIPTED}": any(isinstance(module, torch.jit.ScriptModule) for module in modules),
         "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
         "only training needs, and compute it from the model's outputs": any(
             isinstance(cause, DynamicOutputShapeException) for cause in chained(error)
@@ -47,6 +45,10 @@ def way_out(model: nn.Module, error: BaseException) -> str:
     return next((hint for hint, applies in hints.items() if applies), "")
 
 
+_SCRIPTED = (
+    "a module is a ScriptModule with loops, or called with several sizes: export the model as it was before "
+    "torch.jit.script"
+)
 DIFFERENTIATES = (
     "; it computes derivatives in forward, which cannot be captured: export the module that they are taken of, or "
     "write them out as operations"
@@ -76,6 +78,7 @@ def failure(error: BaseException, call: ModuleCall | None, reason: str, explanat
     """The error of a front end: what failed, the call, the model's own line of code, and what is told of the reason."""
     where = f" in {call}" if call is not None else ""
     line = line_of(traceback.extract_tb(error.__traceback__))
+    explanation = _SCRIPTED if explanation.endswith(_SCRIPTED) else explanation  # its reasons are of the interpreter
     problem = f"{type(error).__name__}{where}{f' ({line})' if line else ''}: {explanation}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 

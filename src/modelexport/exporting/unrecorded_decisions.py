@@ -14,7 +14,7 @@ from itertools import chain, combinations, islice, product
 from modelexport.exporting.fixed_axes import Run, Tried
 from modelexport.exporting.settled_conditions import EQUAL
 from modelexport.graph.size_bounds import bounds_of
-from modelexport.graph.size_conditions import SizeCondition, broken, fitting, next_odd
+from modelexport.graph.size_conditions import SizeCondition, broken, fitting, limits_of, next_odd
 from modelexport.pytorch.inputs.covering_sizes import RELATIONS, CoveringSizes, related, relation
 
 Sizes = Mapping[str, int]
@@ -85,7 +85,8 @@ class UnrecordedDecisions:
                 if (result := self.run(sizes)) is not None:
                     yield sizes, result
             cover = CoveringSizes(self.sizes, fits, known)
-            for sizes in chain(cover, islice(self._small(within, fits), _MOST)):
+            limits = (sizes for sizes in limits_of(conditions, self.sizes) if fits(sizes, ()) == sizes)
+            for sizes in chain(cover, limits, islice(self._small(within, fits), _MOST)):
                 result = self.run(sizes) if sizes not in self.accepted else None
                 if result is not None and result.status != "not compared":
                     self.accepted.append(sizes)

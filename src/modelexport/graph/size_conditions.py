@@ -155,6 +155,21 @@ def side_of(condition: SizeCondition, sizes: Sizes) -> tuple[int, ...]:
     return tuple(int(np.sign(int(difference.holds(sizes)))) for difference in _differences(condition.formula))
 
 
+def limits_of(conditions: Iterable[SizeCondition], sizes: Sizes) -> Iterator[dict[str, int]]:
+    """The last sizes on this side of each condition, in which one axis differs from given sizes."""
+    for condition in conditions:
+        known = sizes.keys() >= {*condition.symbols}
+        for other in itertools.islice(sizes_against(condition, sizes), _LIMITS) if known else ():
+            symbol = next(name for name in other if other[name] != sizes[name])
+            inner = other[symbol] + (1 if other[symbol] < sizes[symbol] else -1)
+            if inner != sizes[symbol]:
+                yield {**sizes, symbol: inner}
+
+
+_LIMITS = 2
+"""How many sizes on the other side of a condition give one on this side."""
+
+
 def sizes_within(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str) -> list[dict[str, int]]:
     """Sizes for which conditions hold, in which one axis differs from given ones; the nearest ones first."""
     return _near([condition for condition in conditions if symbol in condition.symbols], sizes, symbol, True)

@@ -6,7 +6,6 @@ A symbol has one size wherever it occurs, also in sums (``past + sequence``).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
 from math import prod
 from typing import Any
 
@@ -14,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import broken, conditions_of, fitting, larger, next_odd, sizes_against
+from modelexport.graph.size_conditions import broken, conditions_of, fitting, larger, limits_of, next_odd
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
@@ -170,21 +169,17 @@ def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inpu
     before, conditions = symbol_sizes(inputs, model), conditions_of(model)
     odd = {symbol: next_odd(size) for symbol, size in changeable_sizes(inputs, model).items()}
     wanted = [("odd sizes", {**before, **odd})] if odd else []
-    for condition in conditions:
-        for other in (
-            islice(sizes_against(condition, before), _LIMITS) if before.keys() >= set(condition.symbols) else ()
-        ):
-            symbol = next(name for name in other if other[name] != before[name])
-            inner = other[symbol] + (1 if other[symbol] < before[symbol] else -1)
-            wanted.append((f"{symbol} = {inner}", {**before, symbol: inner}))
+    for sizes in limits_of(conditions, before):
+        symbol = next(name for name in sizes if sizes[name] != before[name])
+        wanted.append((f"{symbol} = {sizes[symbol]}", sizes))
     for what, sizes in dict(wanted).items():
         largest = max(sizes.values(), default=0)
         if not broken(conditions, sizes) and sizes != before and largest <= max(_LARGEST, *before.values()):
             yield what, with_sizes(inputs, model, sizes)
 
 
-_LIMITS, _LARGEST = 2, 1100
-"""How many sizes on the other side of a condition give one on this side, and the largest that is tried."""
+_LARGEST = 1100
+"""The largest size that is tried at the limit of a condition."""
 
 
 def symbol_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
