@@ -37,12 +37,20 @@ COMPUTED_BUFFER = 1e-5
 """How far off a buffer may be that was computed on another machine."""
 COMPUTED_WEIGHTS = 2.0**-8
 """How far off weights computed in float32 may be from those in float64, as the sine of a large angle."""
+ROUNDED_CONSTANT = 2.0**-8
+"""How far off a constant of a file may be from the result that it is, rounded to its type."""
 TIED_SCORES = 4 * 2.0**-24
 """What two equal sums of float32 may differ by: a choice among such scores is a tie."""
 SCORES_OF_PYTORCH = 1e-6
 """How far off scores may be that are taken for PyTorch's."""
 
 # Runs in the types of a model.
+HIDES = 1e4
+"""A number of this size in a mask hides in every type, in half precision, too: it counts as infinite."""
+SUMS_IN_FLOAT32 = 2.0**-20
+"""How far off sums and products in float32 may be, as a share of the largest element."""
+ONE_STEP = 1.01
+"""How many steps off a rounded activation may be: one, and the rounding of a product."""
 TIMES_OWN = 16.0
 """How many times PyTorch's own error the file's may be, in ONNX Runtime."""
 ROUNDED_TO_STEPS = 2.0**-6
@@ -56,11 +64,17 @@ CLEARLY_WRONG = 1e-2
 """More than rounding is in any type of weights that the check of an export compares."""
 ON_A_DEVICE = 1e-2
 """How far off outputs on a device may be, unless a person says another bound."""
+TIMES_ROUNDING = 2.0
+"""How many times what rounding costs on the CPU a device may be off that rounds at other places."""
 _LOGITS, _LOGITS_OF_HALF = 1e-3, 3e-2
 PIPELINE_RESULT = 1e-3
 """How far off the result of a pipeline may be: each step adds its rounding."""
 ENCODED_LOGITS = 1e-4
 """How far off the logits of a model may be that was taken apart into an encoder and a decoder in PyTorch."""
+ADDED_IN_ANOTHER_ORDER = 1e-4
+"""How far apart the results of two files may be that add the same numbers in another order."""
+CALLED_THE_SAME = 1e-6
+"""How far apart outputs may be that are called the same: by some roundings of float32."""
 SAME_BUT_ROUNDING = 1e-3
 """How far apart two runs of a model may be that differ by no more than rounding."""
 

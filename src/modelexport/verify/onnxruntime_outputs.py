@@ -25,7 +25,7 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.array_differences import Difference, compare_arrays, is_floating, relative_error
 from modelexport.traces.file_trace import REARRANGING
 from modelexport.traces.runtime_causes import cause_in_runtime
-from modelexport.traces.tolerances import ALLOWED, ROUNDED_TO_STEPS, TIMES_OWN
+from modelexport.traces.tolerances import ALLOWED, ONE_STEP, ROUNDED_TO_STEPS, TIMES_OWN
 
 
 @dataclass
@@ -115,11 +115,7 @@ def _within_step(found: Difference, right: Any, actual: Any, step: float | None)
     if found.status != "differ" or step is None or right.shape != actual.shape:
         return found
     steps = np.abs(right.astype(np.float64) - actual) / step
-    return msgspec.structs.replace(found, status="agree", reason="") if (steps < _ONE_STEP).all() else found
-
-
-_ONE_STEP = 1.01
-"""A step, and the rounding of a product."""
+    return msgspec.structs.replace(found, status="agree", reason="") if (steps < ONE_STEP).all() else found
 
 
 def _rounding_notes(outputs: Sequence[Difference], steps: Mapping[str, float | None]) -> list[str]:

@@ -22,6 +22,7 @@ from modelexport.pytorch.inputs.other_sizes import in_order, inputs_of_file, res
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.runtime.varied_inputs import FACTORS, rows_of_ids
+from modelexport.traces.tolerances import HIDES
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 PADDED = "padded masks"
@@ -103,7 +104,7 @@ def magnified(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str,
     """Numbers that overflow in formulas such as ``log(exp(x))``, also in float64; not those of masks."""
     numbers = [(name, t) for name, t in tensors_in(inputs) if name not in kept and t.is_floating_point()]
     if names := [name for name, tensor in numbers if _number_that_hides(tensor) is None]:
-        larger = _only(names, lambda name, t: torch.where(t.abs() < _HUGE, 1000 * t, t))
+        larger = _only(names, lambda name, t: torch.where(t.abs() < HIDES, 1000 * t, t))
         yield "numbers a thousand times as large", changed(inputs, [larger])
 
 
@@ -300,7 +301,7 @@ def _number_that_hides(tensor: torch.Tensor) -> float | None:
     others = tensor[tensor != 0]
     if not others.numel():
         return float("-inf")
-    return float(others[0]) if bool(((others == others[0]) & (others <= -_HUGE)).all()) else None
+    return float(others[0]) if bool(((others == others[0]) & (others <= -HIDES)).all()) else None
 
 
 def _drawn(ids: torch.Tensor, rows: int, index: int) -> torch.Tensor:
@@ -320,8 +321,4 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """Each number times one of a few factors, some of which are above one and one is zero; none that is infinite."""
     factors = torch.tensor(FACTORS, dtype=torch.float64, device=tensor.device)
     places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-    return torch.where(tensor.abs() < _HUGE, (tensor * factors[places % len(FACTORS)]).to(tensor.dtype), tensor)
-
-
-_HUGE = 1e4
-"""Larger numbers stand for infinity, in half precision, too."""
+    return torch.where(tensor.abs() < HIDES, (tensor * factors[places % len(FACTORS)]).to(tensor.dtype), tensor)

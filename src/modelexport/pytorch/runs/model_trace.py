@@ -50,6 +50,7 @@ from modelexport.pytorch.runs.float64_numbers import (
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.tied_indices import chosen_axis
+from modelexport.traces.tolerances import ROUNDED_CONSTANT
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -208,7 +209,7 @@ class _Recording:
         if content is None or known is None or known() is not tensor or then != version or version is None:
             array = as_array(tensor)
             content = self.trace.contents.add(array, keep=keep)
-            if content.array is None and self.kept.equal_in_order(content.fingerprint, _ROUNDED):
+            if content.array is None and self.kept.equal_in_order(content.fingerprint, ROUNDED_CONSTANT):
                 content.array = self.trace.contents.kept.copy(array)
             self._known[id(tensor)] = weakref.ref(tensor), version, content
         elif keep and content.array is None:
@@ -371,8 +372,6 @@ class _Operations(OperationMode):
         return half_type(tensor_leaves(args))
 
 
-_ROUNDED = 2.0**-8
-"""How far off a constant may be that is a result rounded to its type."""
 _LARGEST = torch.finfo(torch.float32).max
 
 

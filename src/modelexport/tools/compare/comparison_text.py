@@ -13,6 +13,7 @@ import msgspec
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, as_code, as_markdown, bytes_text, plural, shortened
+from modelexport.traces.tolerances import CALLED_THE_SAME
 
 if TYPE_CHECKING:
     from modelexport.tools.compare.change_checks import Aspect, ChangeReport
@@ -22,8 +23,6 @@ T = TypeVar("T")
 MOST = 30
 """The largest number of lines of one kind, so that the text fits a screen or two."""
 _LINES = ("size", "opset", "encoding", "version", "calls", "nodes", "evidence", "parameters", "constants")
-ROUNDING = 1e-6
-"""The relative error up to which outputs are called the same: that of some roundings of float32."""
 _NUMBER = "\0"
 
 
@@ -233,7 +232,7 @@ def _verdict(report: ChangeReport, aspect: Aspect, alike: str) -> str:
     if aspect != "outputs":
         return alike
     worst = max(report.outputs or (), key=lambda output: output.relative or 0.0, default=None)
-    if worst is not None and (worst.relative or 0.0) > ROUNDING:
+    if worst is not None and (worst.relative or 0.0) > CALLED_THE_SAME:
         alike = f"within {worst.relative:.1e}, {worst.allowed:.0e} allowed"
     return f"{alike} (inputs: {', '.join(report.tried)})"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from modelexport.core.result_display import error_text
 from modelexport.core.text import align, first_few, indent, plural, shortened
 from modelexport.terminal.printing import Style, styled
+from modelexport.traces.tolerances import ADDED_IN_ANOTHER_ORDER
 
 if TYPE_CHECKING:
     from modelexport.runtime.devices import FoundDevice
@@ -17,10 +18,6 @@ _MEANING = (
     "ERROR: of what a module returns on the device, with right values at its inputs, as a share of its size; ROUNDING: "
     "the same on the processor in the device's type"
 )
-
-
-_SAME = 1e-4
-"""Up to this share of their size, results of two files differ by the order in which numbers are added."""
 
 
 def format_devices(devices: Sequence[FoundDevice]) -> str:
@@ -90,7 +87,7 @@ def _fixed(fix: Fix) -> Iterator[str]:
         yield "nothing was written"
         return
     yield f"written: {fix.path}, and {fix.recipe}, with which `modelexport quantize --recipe` makes these changes again"
-    if fix.moved > _SAME:
+    if fix.moved > ADDED_IN_ANOTHER_ORDER:
         yield f"the changed file is quantized less: in exact numbers it is {fix.moved:.2g} away from the file itself"
 
 

@@ -9,9 +9,7 @@ from modelexport.runtime.devices import Device
 from modelexport.runtime.runner_process import RunnerResult
 from modelexport.tools.devices.device_regions import ReferenceRegion
 from modelexport.tools.devices.device_report import RegionStatus
-
-TIMES_ROUNDING = 2.0
-"""How many times what rounding costs on the CPU a device may be off that rounds at other places."""
+from modelexport.traces.tolerances import TIMES_ROUNDING
 
 
 class RegionRunner(Protocol):

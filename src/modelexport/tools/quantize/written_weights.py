@@ -22,10 +22,8 @@ from modelexport.errors import CheckError
 from modelexport.files.map_types import model_of
 from modelexport.graph.node_owners import place_of
 from modelexport.tools.quantize.methods import Method
+from modelexport.traces.tolerances import SUMS_IN_FLOAT32
 from modelexport.weights.packed.bit_packing import unpack
-
-_ROUNDING = 2.0**-20
-"""The share of the largest element that sums and products in float32 may be off by."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _distance(right: Stored, stored: Stored) -> float:
         return math.inf
     apart = np.asarray(stored.array - right.array)
     np.abs(apart, out=apart)
-    apart -= _ROUNDING * max(right.array.max(initial=0), -right.array.min(initial=0))
+    apart -= SUMS_IN_FLOAT32 * max(right.array.max(initial=0), -right.array.min(initial=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         most = float((apart / np.abs(stored.step)).max(initial=0))
     if math.isnan(most):  # 0 / 0, or a bias that is computed in both

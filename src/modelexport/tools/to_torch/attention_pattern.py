@@ -18,11 +18,10 @@ from modelexport.tools.to_torch.entries_as_nodes import Constants
 from modelexport.tools.to_torch.expressions import Number
 from modelexport.tools.to_torch.simplified_indexing import is_always_true
 from modelexport.tools.to_torch.size_numbers import FileNumbers, sizes_of
+from modelexport.traces.tolerances import HIDES
 
 DOMAIN = "torch"
 OPERATOR = "scaled_dot_product_attention"
-_HIDDEN = -1e4
-"""The largest number of a mask that hides: adding it or a smaller one to a score makes its weight zero."""
 
 
 def put_attention_together(
@@ -197,7 +196,7 @@ class _Pattern:
                 return
         zeros, hidden = [self._number(node.inputs[1]) for node in (after, choice)], self._number(choice.inputs[2])
         same = chain[-1] is choice.inputs[0] and after.inputs[2] is self.last.outputs[0]
-        if same and zeros == [0.0, 0.0] and hidden is not None and hidden <= _HIDDEN:
+        if same and zeros == [0.0, 0.0] and hidden is not None and hidden <= -HIDES:
             self.mask, self.last = choice.inputs[0], after
 
 
