@@ -800,9 +800,7 @@ FAILING: tuple[ModelCase, ...] = (
 
 NAMES = [case.name for case in (*CASES, *TRAINED)]
 
-QUICK = {
-    *(case.name for case in CUSTOM), "unet", "bert", "gpt2-cache", "llama",
-}  # fmt: skip
+QUICK = {case.name for case in CUSTOM} - {"nested-branches"} | {"unet", "bert", "gpt2-cache", "llama"}
 """The models that tests of exports take in `make test`: an encoder, decoders, a state, convolutions and diffusion."""
 
 

@@ -141,7 +141,8 @@ def test_adopting_a_program_leaves_it_as_it_is(blocks_program: Any, tmp_path: Pa
     assert keys.CALL_TREE not in blocks_program.model.metadata_props
 
 
-@pytest.mark.parametrize("optimize", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimize", [False, True])
 def test_every_call_of_a_shared_layer_is_told_apart_in_memory(
     optimize: bool, tmp_path: Path, exported: Exporter
 ) -> None:
@@ -210,10 +211,13 @@ def test_a_program_in_memory_has_the_owners_that_our_own_export_gives(name: str,
 # --- files of torch.onnx ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimize", [False, True])
-def test_a_file_of_torch_onnx_has_its_modules_and_says_what_it_cannot_tell(optimize: bool, tmp_path: Path) -> None:
-    by_dynamo("blocks", optimize=optimize).save(tmp_path / "x.onnx")
-    adopted = modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")
+@pytest.mark.parametrize("optimize", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_file_of_torch_onnx_has_its_modules_and_says_what_it_cannot_tell(
+    optimize: bool, blocks_file: Path, tmp_path: Path
+) -> None:
+    if optimize:
+        by_dynamo("blocks", optimize=True).save(tmp_path / "x.onnx")
+    adopted = modelexport.adopt(tmp_path / "x.onnx" if optimize else blocks_file, tmp_path / "y.onnx")
     tagged = modelexport.load(tmp_path / "y.onnx")
     assert adopted.coverage == documents.Coverage(derived=len(tagged.nodes))
     assert adopted.sources == {"torch_metadata": len(tagged.nodes)}

@@ -46,7 +46,9 @@ def no_names(nodes: Nodes) -> None:
         node.name = ""
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.fixture(
+    scope="module", params=[torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16], ids=str
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.dtype, Path]:
     """A type and a file in it. ONNX Runtime has all, some or no kernels for the type."""
     path = tmp_path_factory.mktemp("damaged") / "model.onnx"

@@ -106,7 +106,7 @@ def test_a_sound_file_agrees_in_every_call_though_norms_are_folded_and_names_are
         assert "found by value" in report.notes[0]
 
 
-@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("dynamo", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_sound_file_with_all_names_of_the_model_agrees_although_classes_are_guessed(
     dynamo: bool, tmp_path: Path
 ) -> None:

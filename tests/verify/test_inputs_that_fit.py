@@ -24,6 +24,7 @@ class Net(nn.Module):
         return self.linear(x) * scale
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(1, 6, 4), (5, 4), (4,)])
 def test_inputs_are_made_in_the_sizes_that_the_file_declares(shape: tuple[int, ...], tmp_path: Path) -> None:
     model, path = Net().eval(), tmp_path / "x.onnx"

@@ -76,6 +76,7 @@ def no_tables() -> None:
     cached_angles.cache_clear()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [12, 600])
 def test_a_model_that_was_run_before_is_not_accused(kind: Callable[[], nn.Module], length: int, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_fault_is_found_and_located_in_a_model_that_was_run_before(tmp_path: P
         model(x)
     other = Net(InAttribute()).eval()
     other.load_state_dict({key: tensor * 1.01 for key, tensor in model.state_dict().items()})
-    export(other, (x,), tmp_path / "x.onnx")
+    export(other, (x,), tmp_path / "x.onnx", check=False)
     report = verify(model, (x,), tmp_path / "x.onnx", perturb=False)
     assert report.verdict == "differ"
     assert report.parameters is not None

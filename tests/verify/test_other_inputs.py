@@ -44,7 +44,7 @@ def constant(node: ir.Node, index: int, array: Any) -> None:
 def verified(folder: Path, plant: Callable[[ir.Model], None], **options: Any) -> VerifyReport:
     torch.manual_seed(1)
     model = Text().eval()
-    export(model, INPUTS, folder / "sound.onnx", **options)
+    export(model, INPUTS, folder / "sound.onnx", check=False, **options)
     assert verify(model, INPUTS, folder / "sound.onnx").agrees
     file = load_onnx(folder / "sound.onnx")
     plant(file)
@@ -176,7 +176,7 @@ def test_no_rows_are_inputs_too(tmp_path: Path) -> None:
 
 def test_formulas_that_overflow(tmp_path: Path) -> None:
     x = (torch.linspace(-2, 3, 12).sin().reshape(3, 4),)
-    export(LogOfSum(naive=True), x, tmp_path / "x.onnx", frontend="dynamo")
+    export(LogOfSum(naive=True), x, tmp_path / "x.onnx", frontend="dynamo", check=False)
     assert verify(LogOfSum(naive=True), x, tmp_path / "x.onnx").agrees  # in PyTorch as well
     report = verify(LogOfSum(naive=False), x, tmp_path / "x.onnx")
     assert [one.what for one in report.others if one.status == "differ"] == ["numbers a thousand times as large"]

@@ -193,7 +193,7 @@ def test_a_reason_that_does_not_fit_keeps_its_beginning() -> None:
 def test_the_first_call_of_other_weights_is_the_first_that_differs_and_says_why(tmp_path: Path) -> None:
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)).eval()
     inputs = (torch.rand(2, 4),)
-    export(model, inputs, tmp_path / "x.onnx")
+    export(model, inputs, tmp_path / "x.onnx", check=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import onnx
@@ -32,8 +33,9 @@ class Heads(nn.Module):
         return {"logits": self.one(hidden), "more": self.two(hidden).sigmoid(), "hidden": hidden, "drawn": drawn}
 
 
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kept", "unused"), [(["logits"], "two"), (["more", "hidden"], "one")])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_outputs_that_were_left_out_are_not_missed(
     tmp_path: Path, frontend: FrontEnd, kept: list[str], unused: str
 ) -> None:
@@ -54,6 +56,18 @@ def test_outputs_that_were_left_out_are_not_missed(
     assert "differ" not in {other.status for other in report.others}
 
 
+@functools.cache
+def exported(folder: Path, *kept: str) -> Path:
+    path = folder / f"{'-'.join(kept)}.onnx"
+    export(Heads(), X, path, interface=RequestedNames(kept=list(kept)), reference=True, check=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("requested")
+
+
 def test_random_outputs_are_told_apart_by_their_places_in_the_file(tmp_path: Path) -> None:
     model = Heads(draws=True)
     export(model, X, tmp_path / "m.onnx", interface=RequestedNames(kept=["logits", "drawn"]), check=False)
@@ -62,36 +76,33 @@ def test_random_outputs_are_told_apart_by_their_places_in_the_file(tmp_path: Pat
     assert report.agrees, report
 
 
-def test_reference_values_are_those_of_the_outputs_in_the_file(tmp_path: Path) -> None:
-    interface = RequestedNames(kept=["more", "hidden"])
-    export(Heads(), X, tmp_path / "m.onnx", interface=interface, reference=True, check=False)
-    report = verify_reference(tmp_path / "m.onnx")
+def test_reference_values_are_those_of_the_outputs_in_the_file(folder: Path) -> None:
+    report = verify_reference(exported(folder, "logits", "hidden"))
     assert report.agrees, report
-    assert [one.name for one in report.outputs] == ["more", "hidden"]
+    assert [one.name for one in report.outputs] == ["logits", "hidden"]
 
 
-def test_they_are_remembered_where_the_runtime_drops_all_metadata(tmp_path: Path) -> None:
-    export(Heads(), X, tmp_path / "m.onnx", interface=RequestedNames(kept=["more", "hidden"]), check=False)
+def test_they_are_remembered_where_the_runtime_drops_all_metadata(folder: Path, tmp_path: Path) -> None:
+    path = exported(folder, "logits", "hidden")
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "o.onnx")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    onnxruntime.InferenceSession(tmp_path / "m.onnx", options)
-    retag(tmp_path / "o.onnx", source=tmp_path / "m.onnx", output=tmp_path / "r.onnx")
+    onnxruntime.InferenceSession(path, options)
+    retag(tmp_path / "o.onnx", source=path, output=tmp_path / "r.onnx")
     assert verify(Heads(), X, tmp_path / "r.onnx").agrees
 
 
-def test_a_module_cut_out_has_all_of_its_own_outputs(tmp_path: Path) -> None:
-    export(Heads(), X, tmp_path / "m.onnx", interface=RequestedNames(kept=["logits"]), check=False)
-    load(tmp_path / "m.onnx")["norm"].extract(tmp_path / "norm.onnx")
+def test_a_module_cut_out_has_all_of_its_own_outputs(folder: Path, tmp_path: Path) -> None:
+    path = exported(folder, "logits", "hidden")
+    load(path)["norm"].extract(tmp_path / "norm.onnx")
     assert OUTPUTS not in {entry.key for entry in onnx.load(tmp_path / "norm.onnx").metadata_props}
-    load(tmp_path / "m.onnx")["."].extract(tmp_path / "all.onnx")
+    load(path)["."].extract(tmp_path / "all.onnx")
     assert verify(Heads(), X, tmp_path / "all.onnx").agrees
 
 
 @pytest.mark.parametrize("kept", [[], ["logits", "hidden"]])
-def test_an_output_that_a_tool_dropped_is_missed(tmp_path: Path, kept: list[str]) -> None:
-    export(Heads(), X, tmp_path / "m.onnx", interface=RequestedNames(kept=kept), check=False)
-    model = onnx.load(tmp_path / "m.onnx")
+def test_an_output_that_a_tool_dropped_is_missed(folder: Path, tmp_path: Path, kept: list[str]) -> None:
+    model = onnx.load(exported(folder, *kept))
     del model.graph.output[-1]
     onnx.save(model, tmp_path / "m.onnx")
     report = verify(Heads(), X, tmp_path / "m.onnx")
@@ -99,9 +110,8 @@ def test_an_output_that_a_tool_dropped_is_missed(tmp_path: Path, kept: list[str]
     assert "the file has no such output" in [one.reason for one in report.outputs]
 
 
-def test_outputs_in_another_order_differ(tmp_path: Path) -> None:
-    export(Heads(), X, tmp_path / "m.onnx", interface=RequestedNames(kept=["hidden", "drawn"]), check=False)
-    model = onnx.load(tmp_path / "m.onnx")
+def test_outputs_in_another_order_differ(folder: Path, tmp_path: Path) -> None:
+    model = onnx.load(exported(folder, "logits", "hidden"))
     outputs = list(model.graph.output)
     del model.graph.output[:]
     model.graph.output.extend(reversed(outputs))
@@ -109,9 +119,8 @@ def test_outputs_in_another_order_differ(tmp_path: Path) -> None:
     assert verify(Heads(), X, tmp_path / "m.onnx").verdict == "differ"
 
 
-def test_a_damaged_list_is_refused_by_name(tmp_path: Path) -> None:
-    export(Heads(), X, tmp_path / "m.onnx", interface=RequestedNames(kept=["logits"]), check=False)
-    model = onnx.load(tmp_path / "m.onnx")
+def test_a_damaged_list_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    model = onnx.load(exported(folder, "logits", "hidden"))
     next(entry for entry in model.metadata_props if entry.key == OUTPUTS).value = '{"logits": 1}'
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(FileFormatError, match=r"damaged metadata: the property modelexport\.outputs \("):

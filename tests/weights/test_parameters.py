@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import nn
@@ -107,6 +107,7 @@ class OnlyItsSize(nn.Module):
         return torch.ones_like(self.layer(x)) * self.scale
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_what_is_in_the_file_is_used_though_only_its_size_matters(
@@ -309,6 +310,7 @@ def test_plans_travel_with_copies_and_are_text_only_in_files(tmp_path: Path) -> 
     assert parameter_plan(load_onnx(tmp_path / "y.onnx").graph.initializers["outer"]) == ParameterPlan(["new"])
 
 
+@settings(max_examples=30)
 @given(
     st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_, ml_dtypes.bfloat16]).flatmap(
         lambda dtype: arrays.arrays(

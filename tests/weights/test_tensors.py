@@ -29,7 +29,8 @@ SOURCE = Path(modelexport.__file__).parent
 def assignments_to(attribute: str) -> Iterator[str]:
     """The files of the package that assign an attribute of this name, or set it by its name."""
     for file in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if attribute in text else ():
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
                 targets = node.targets
