@@ -96,14 +96,14 @@ def test_without_any_name_that_is_not_required_models_are_exported(
 
 
 def test_a_function_with_other_parameters_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    holder, name = patches.holder_of(TABLE["operators"].where)
-    find = getattr(holder, name)
-    monkeypatch.setattr(holder, name, lambda more=None: find())
+    owner, name = patches.owner_and_attribute(TABLE["operators"].where)
+    find = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda more=None: find())
     problem.cache_clear()
     assert problem("operators") == "takes (more)"
-    changed = getattr(holder, name)
+    changed = getattr(owner, name)
     with replaced({"operators": lambda before: None}):
-        assert getattr(holder, name) is changed
+        assert getattr(owner, name) is changed
     with pytest.warns(VersionWarning, match=rf"{name} takes \(more\): exports take longer"):
         capture(Model().eval(), INPUTS, "dynamo")
 

@@ -209,7 +209,7 @@ TABLE: Mapping[str, Patch] = {
 
 
 @functools.cache
-def holder_of(where: str) -> tuple[Any, str]:
+def owner_and_attribute(where: str) -> tuple[Any, str]:
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
     return functools.reduce(getattr, owners, importlib.import_module(module)), name
@@ -301,10 +301,10 @@ def usable(*names: str) -> bool:
 
 def private(name: str) -> Any:
     """The object that a name of the table refers to now: torch's own, or what has replaced it."""
-    holder, attribute = holder_of(TABLE[name].where)
-    if attribute in vars(builtins) and isinstance(holder, ModuleType):  # a module's own function takes its place
-        return getattr(holder, attribute, vars(builtins)[attribute])
-    return getattr(holder, attribute)
+    owner, attribute = owner_and_attribute(TABLE[name].where)
+    if attribute in vars(builtins) and isinstance(owner, ModuleType):  # a module's own function takes its place
+        return getattr(owner, attribute, vars(builtins)[attribute])
+    return getattr(owner, attribute)
 
 
 @contextmanager
@@ -313,6 +313,6 @@ def replaced(replacements: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]
     with ExitStack() as stack:
         for name, make in replacements.items():
             if usable(name):
-                holder, attribute = holder_of(TABLE[name].where)
-                stack.enter_context(attribute_set(holder, attribute, make(private(name))))
+                owner, attribute = owner_and_attribute(TABLE[name].where)
+                stack.enter_context(attribute_set(owner, attribute, make(private(name))))
         yield

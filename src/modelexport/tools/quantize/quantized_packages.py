@@ -194,8 +194,8 @@ def quantize_within(
         check_quantized_writable(Path(output), path)
     feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
-        graph, to=to, data=data, processor=processor, within=within, budget=budget, metric=metric, keep=keep, only=only,
-        output_name=output_name, stages=stages, device=device, least=least,
+        graph, to=to, data=feeds if executor is None else data, processor=processor, within=within, budget=budget,
+        metric=metric, keep=keep, only=only, output_name=output_name, stages=stages, device=device, least=least,
         executor=executor,
     )  # fmt: skip
     if not result.of_use:
