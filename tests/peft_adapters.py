@@ -56,10 +56,10 @@ CASES = (
         {"r": 2, "fan_in_fan_out": True, "use_dora": True, "bias": "lora_only", "target_modules": ["c_attn", "c_fc"]},
         whole=8,
     ),
+    AdapterCase("convolutions", "unet", {"r": 2, "target_modules": ["conv", "skip", "time.0", "head"]}),
     AdapterCase(
         "biased", "gpt2", {"r": 2, "fan_in_fan_out": True, "lora_bias": True, "target_modules": ["c_proj"]}, whole=4
     ),
-    AdapterCase("convolutions", "unet", {"r": 2, "target_modules": ["conv", "skip", "time.0", "head"]}),
     AdapterCase("convolutions-dora", "unet", {"r": 2, "use_dora": True, "target_modules": ["stem", "time.2"]}, whole=2),
     AdapterCase("shared-layer", "albert", {"r": 2, "target_modules": ["query", "ffn"]}),
     AdapterCase("tied-head", "tied-weights", {"r": 2, "target_modules": ["lm_head"]}),

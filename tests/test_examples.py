@@ -20,7 +20,7 @@ NEEDS = {
     "smollm2_genai": (*GENERATES, "onnxruntime_genai"),
 }
 """What an example takes from packages that the tests do not install: 100 MB of weights, and what reads them."""
-SLOW = {"smollm2", "smollm2_genai", "sentence_encoder", "int8_error", "fine_tune_a_file", "lora_on_a_file"}
+SLOW = {"smollm2", "smollm2_genai", "sentence_encoder", "int8_error", "fine_tune_a_file", "lora_on_a_file", "lora_swap"}
 
 
 def shown(name: str) -> str:

@@ -163,12 +163,13 @@ def test_calls_have_one_order_though_the_model_iterates_over_a_set(tmp_path: Pat
     assert called == [f"letters.{letter}" for letter in fixed.stdout.decode().split()]
 
 
-def test_tree_and_cost_do_not_import_what_they_do_not_need(exported: Exporter) -> None:
+def test_tree_cost_and_compare_do_not_import_what_they_do_not_need(exported: Exporter) -> None:
+    path = str(exported("blocks").path)
     code = f"""
 import sys
 from modelexport.cli.app import main
-for command in ("tree", "cost"):
-    sys.argv = ["modelexport", command, {str(exported("blocks").path)!r}]
+for command in (["tree"], ["cost"], ["compare", {path!r}, "--values"]):
+    sys.argv = ["modelexport", *command, {path!r}]
     try:
         main()
     except SystemExit as stop:

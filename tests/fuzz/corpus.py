@@ -52,7 +52,7 @@ def tiny() -> tuple[nn.Module, dict[str, Any]]:
 def make_corpus(folder: Path) -> None:
     """Write the files, with descriptive names."""
     model, inputs = tiny()
-    tagged = {"frontend": "torchscript", "granularity": "all"}
+    tagged = {"frontend": "torchscript", "granularity": "all", "check": False}
     export(model, inputs, folder / "plain.onnx", reference=True, **tagged)
     export(model, inputs, folder / "copied.onnx", weights="copy", **tagged)
     export(model, inputs, folder / "functions.onnx", tags_as="functions", **tagged)
@@ -66,7 +66,7 @@ def make_corpus(folder: Path) -> None:
     update_weights(folder / "plain.onnx", folder / "new.safetensors", folder / "other.onnx")
     load(folder / "plain.onnx").extract("head", folder / "sub.onnx")
     split(load(folder / "other.onnx"), folder / "old-stages", stages=3)
-    export_package(model, folder / "package", inputs=inputs, parts="whole", frontend="torchscript", granularity="all")
+    export_package(model, folder / "package", inputs=inputs, parts="whole", **tagged)
 
 
 def make_adapter(folder: Path) -> None:

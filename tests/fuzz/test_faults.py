@@ -231,9 +231,10 @@ def sets(writer: str, weights: str, place: Path, kept: Path) -> tuple[Files, Fil
     return before, after
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("weights", ["inside", "beside"])
-@pytest.mark.parametrize("writer", MIXED)
+@pytest.mark.parametrize("weights", ["beside", pytest.param("inside", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "writer", ["rename", *(pytest.param(name, marks=pytest.mark.slow) for name in MIXED if name != "rename")]
+)
 def test_a_kill_before_any_move_leaves_no_files_of_two_sets(
     writer: str, weights: str, place: Path, tmp_path: Path
 ) -> None:
@@ -296,7 +297,10 @@ def test_documents_of_another_graph_are_refused_alone(place: Path) -> None:
 def test_a_linked_checkpoint_of_the_same_form_is_refused(place: Path) -> None:
     torch.manual_seed(1)
     BertModel(BertConfig.from_pretrained("checkpoint")).save_pretrained("tuned", max_shard_size="4KB")
-    assert run("export", "checkpoint", "-o", "checkpoint/out.onnx", "--weights", "link", *TORCHSCRIPT).status == 0
+    assert (
+        run("export", "checkpoint", "-o", "checkpoint/out.onnx", "--weights", "link", "--no-check", *TORCHSCRIPT).status
+        == 0
+    )
     assert run("tree", "checkpoint/out.onnx").status == 0
     for shard in Path("tuned").glob("*.safetensors"):
         shutil.copy(shard, "checkpoint")
@@ -318,8 +322,9 @@ def test_a_folder_that_cannot_be_removed_is_a_warning(place: Path, monkeypatch: 
     assert run("tree", OUTPUT).status == 0
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("writer", QUICK_WRITERS)
+@pytest.mark.parametrize(
+    "writer", ["extract", *(pytest.param(name, marks=pytest.mark.slow) for name in QUICK_WRITERS if name != "extract")]
+)
 def test_a_kill_before_any_move_leaves_no_mixture_that_is_read(writer: str, place: Path, tmp_path: Path) -> None:
     after = new_set(writer, place, tmp_path)
     kept = Path(shutil.copytree(place, tmp_path / "kept"))
@@ -355,6 +360,7 @@ def failed_at(writer: str, at: int, place: Path, after: Files, name: str, number
     return True
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("writer", QUICK_WRITERS)
 def test_a_move_that_fails_takes_the_others_back(writer: str, place: Path, tmp_path: Path) -> None:
     after = new_set(writer, place, tmp_path)
@@ -364,6 +370,7 @@ def test_a_move_that_fails_takes_the_others_back(writer: str, place: Path, tmp_p
             break
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("writer", QUICK_WRITERS)
 def test_a_full_disk_is_one_line_with_the_file_and_the_space(writer: str, place: Path) -> None:
     before = files(place)
@@ -396,14 +403,8 @@ def make():
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "status"),
-    [
-        ("SIGTERM", 143),
-        pytest.param("SIGHUP", 129, marks=pytest.mark.slow),
-        pytest.param("SIGINT", 130, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
 def test_a_signal_ends_a_command_with_one_line(name: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "signalled.py").write_text(SIGNALLED.format(name=name))
     command = [sys.executable, "-m", "modelexport", "export", "signalled.py:make", "-o", "x.onnx"]

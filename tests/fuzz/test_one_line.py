@@ -195,6 +195,7 @@ def test_a_size_of_many_digits_is_not_counted(place: Path) -> None:
         assert run(*command).status == 0
 
 
+@pytest.mark.slow
 def test_a_package_of_a_checkpoint_can_be_written_again(place: Path) -> None:
     checkpoint = place / "checkpoint"
     before = {file.name: file.read_bytes() for file in checkpoint.iterdir()}

@@ -79,11 +79,16 @@ def check_without(hidden: set[str], path: str) -> None:
         assert not gone or _runs(gone[0], path) == 2
 
 
+def forget() -> None:
+    """Let all modules of this package, and the tests' way to its commands, be imported again."""
+    for module in [name for name in sys.modules if name.split(".")[0] in ("modelexport", "commands")]:
+        del sys.modules[module]
+
+
 @contextmanager
 def without(hidden: set[str]) -> Iterator[None]:
     """Import all modules of this package again, as if tools were not installed."""
-    for module in [name for name in sys.modules if name.split(".")[0] == "modelexport"]:
-        del sys.modules[module]
+    forget()
     is_file = Path.is_file
     away = {Path(tools.__file__).parent / name / "__init__.py" for name in hidden}
     with (
@@ -108,31 +113,37 @@ def _runs(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_a_package_adds_a_command_and_a_kind_of_packages(tmp_path: Path) -> None:
+def test_a_package_adds_a_command_and_a_kind_of_packages(other_process: Executor, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
-    shell = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OTHER_PACKAGE), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "  count           count the operators of a file" in done.stdout
+    shown = other_process.submit(shown_with_other_package, tmp_path).result()
+    assert "  count           count the operators of a file" in shown
     assert (tmp_path / "package" / "decoder.onnx").is_file()
-    assert "Gemm 1" in done.stdout
+    assert "Gemm 1" in shown
 
 
-SEVERAL = """
-from commands import run
-for line in (
-    "--help",
-    "export net.py:make -o package/ --no-check",
-    "count package/encoder.onnx",
-    "verify package/ --model net.py:make",
-):
-    done = run(*line.split())
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr
-"""
-"""Commands in one process, which imports what they need once."""
+def shown_with_other_package(folder: Path) -> str:
+    """What commands show where another package adds a tool; changes what the process has imported.
+
+    Raises:
+        AssertionError: A command fails.
+    """
+    shown = ""
+    forget()
+    with mock.patch.object(sys, "path", [str(OTHER_PACKAGE), *sys.path]):
+        from commands import run
+
+        for line in (
+            "--help",
+            "export net.py:make -o package/ --no-check",
+            "count package/encoder.onnx",
+            "verify package/ --model net.py:make",
+        ):
+            done = run(*line.split(), cwd=folder)
+            assert done.returncode == 0, done.stderr
+            shown += done.stdout
+    return shown
+
+
 MODEL = """
 import torch
 from torch import nn

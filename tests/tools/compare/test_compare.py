@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -292,21 +291,6 @@ def test_a_file_without_tags_is_refused_in_one_line(exported: Exporter, tmp_path
     done = run(exported("blocks").path, tmp_path / "missing.onnx")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"modelexport: there is no file {tmp_path / 'missing.onnx'}\n"
-
-
-def test_the_command_does_not_import_torch(exported: Exporter) -> None:
-    path = str(exported("blocks").path)
-    code = f"""
-import sys
-sys.argv = ["modelexport", "compare", {path!r}, {path!r}, "--values"]
-from modelexport.cli.app import main
-try:
-    main()
-except SystemExit as stop:
-    assert not stop.code, stop.code
-assert not {{"torch", "transformers", "rich"}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_weights_that_a_quantizer_changed_are_those_of_another_tool(exported: Exporter, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from commands import run
-from modelexport import export, verify_results
+from modelexport import export, update_weights, verify_results
 from modelexport.errors import UsageError
 from modelexport.tools.devices.kits import write_kit
 
@@ -28,10 +28,16 @@ class Model(torch.nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path: Path) -> None:
-    file, other, kit = tmp_path / "model.onnx", tmp_path / "other.onnx", tmp_path / "kit"
-    for path, size in ((file, 4), (other, 4)):
-        export(Model(), {"x": torch.randn(2, size)}, path, check=False)
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kits") / "model.onnx"
+    export(Model(), {"x": torch.randn(2, 4)}, path, check=False)
+    return path
+
+
+def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(file: Path, tmp_path: Path) -> None:
+    other, kit = tmp_path / "other.onnx", tmp_path / "kit"
+    update_weights(file, {name: tensor + 1 for name, tensor in Model().state_dict().items()}, other)
     assert run("kit", file, "-o", kit, "--module", "last").returncode == 0
     subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
     right = json.loads((kit / "results.json").read_text())
@@ -63,35 +69,30 @@ def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path
     assert (report.agrees, report.whole.status, report.whole.reason) == (False, "crashed", "one\\ntwo\\x1b[31m")
 
 
-def test_a_kit_is_not_written_through_a_link_inside_its_folder(tmp_path: Path) -> None:
-    export(Model(), {"x": torch.randn(2, 4)}, tmp_path / "model.onnx", check=False)
+def test_a_kit_is_not_written_through_a_link_inside_its_folder(file: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "values").symlink_to(tmp_path / "outside")
-    refused = run("kit", tmp_path / "model.onnx", "-o", tmp_path / "kit")
+    refused = run("kit", file, "-o", tmp_path / "kit")
     assert refused.returncode == 2
     assert "values is a symbolic link" in refused.stderr
     assert [*(tmp_path / "outside").iterdir()] == []
     assert [each.name for each in (tmp_path / "kit").iterdir()] == ["values"]
 
 
-def test_a_kit_knows_the_weights_files_of_its_model(tmp_path: Path) -> None:
-    export(Model(), {"x": torch.randn(2, 4)}, tmp_path / "inside.onnx", check=False)
-    file, data, kit = tmp_path / "model.onnx", tmp_path / "model.data", tmp_path / "kit"
-    onnx.save(
-        onnx.load(tmp_path / "inside.onnx"), file, save_as_external_data=True, location=data.name, size_threshold=0
-    )
-    write_kit(file, kit, modules=["last"])
+def test_a_kit_knows_the_weights_files_of_its_model(file: Path, tmp_path: Path) -> None:
+    outside, data, kit = tmp_path / "model.onnx", tmp_path / "model.data", tmp_path / "kit"
+    onnx.save(onnx.load(file), outside, save_as_external_data=True, location=data.name, size_threshold=0)
+    write_kit(outside, kit, modules=["last"])
     subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
-    assert verify_results(file, results=kit / "results.json").agrees
+    assert verify_results(outside, results=kit / "results.json").agrees
     data.write_bytes(bytes(len(data.read_bytes())))
     with pytest.raises(UsageError, match="was made from another file"):
-        verify_results(file, results=kit / "results.json")
+        verify_results(outside, results=kit / "results.json")
 
 
-def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) -> None:
-    file, kit = tmp_path / "model.onnx", tmp_path / "kit"
-    export(Model(), {"x": torch.randn(2, 4)}, file, check=False)
+def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(file: Path, tmp_path: Path) -> None:
+    kit = tmp_path / "kit"
     assert run("kit", file, "-o", kit).returncode == 0
     assert {path.name for path in kit.iterdir()} >= {"runner.py", "runner.mjs", "index.html", "kit.json", "values"}
     lines = [line for line in (kit / "runner.py").read_text().splitlines() if line.strip()]

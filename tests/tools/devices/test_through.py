@@ -138,6 +138,7 @@ def test_an_empty_command_is_refused(product: Path) -> None:
     assert (done.returncode, "--through is empty" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="Debian's package qemu-user is not installed")
 def test_an_emulated_processor_without_vnni_saturates(product: Path) -> None:
     report = modelexport.verify_on_device(product, device="cpu through qemu-x86_64 -cpu Haswell", keep=False)

@@ -219,12 +219,19 @@ def test_own_figures_add_up_to_the_file(exported: Exporter, name: str) -> None:
             assert row.total[column] == row.own[column] + sum(child.total[column] for child in inside)
 
 
-def test_statistics_of_a_normalization_are_buffers_not_parameters(tmp_path: Path) -> None:
+NORMALIZED = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3)).eval()
+
+
+@pytest.fixture(scope="module")
+def normalized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, inputs = tmp_path_factory.mktemp("normalized") / "own.onnx", {"input": torch.ones(1, 1, 4, 4)}
+    return modelexport.export(NORMALIZED, inputs, path, documents=False, check=False).path
+
+
+def test_statistics_of_a_normalization_are_buffers_not_parameters(normalized: Path) -> None:
     """As the list of modules has it; a file of another exporter does not know."""
-    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3)).eval()
-    modelexport.export(model, {"input": torch.ones(1, 1, 4, 4)}, tmp_path / "own.onnx", documents=False, check=False)
-    whole = cost(tmp_path / "own.onnx").whole
-    assert whole["parameters"] == module_tree(model).root.parameters == 6 + 6
+    whole = cost(normalized).whole
+    assert whole["parameters"] == module_tree(NORMALIZED).root.parameters == 6 + 6
     assert whole["buffers"] == 2 * 3
 
 
@@ -410,9 +417,9 @@ def test_the_precision_of_a_module_is_what_the_file_has_for_each_of_its_paramete
         assert low <= found["encoder.layer.0.output.dense"] <= high
 
 
-def test_parameters_that_a_tool_made_one_weight_share_its_bits(exported: Exporter, tmp_path: Path) -> None:
+def test_parameters_that_a_tool_made_one_weight_share_its_bits(normalized: Path, tmp_path: Path) -> None:
     """ONNX Runtime folds a normalization into the weight of the convolution before it."""
-    optimize_file(exported("resnet").path, "ort-basic", tmp_path / "out.onnx")
+    optimize_file(normalized, "ort-basic", tmp_path / "out.onnx")
     rows = [row for row in cost(tmp_path / "out.onnx").rows() if row.own["parameters"]]
     assert all(0 < row.own["precision"] <= 32 for row in rows)
 

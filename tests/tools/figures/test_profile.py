@@ -69,7 +69,7 @@ def test_nearly_all_time_belongs_to_modules_at_every_level(exported: Exporter, n
         check_sums(found)
 
 
-@pytest.mark.parametrize("tool", ["ort-bert", "quantize-dynamic"])
+@pytest.mark.parametrize("tool", ["ort-bert", pytest.param("quantize-dynamic", marks=pytest.mark.slow)])
 def test_fused_and_quantized_files_too(exported: Exporter, tool: str, tmp_path: Path) -> None:
     changed = tmp_path / "changed.onnx"
     optimize_file(exported("bert").path, tool, changed)
@@ -208,7 +208,10 @@ def quantize(source: Path, target: Path, module: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "operator", "touched"),
     # int8 also quantizes what goes into the layer, where it is made.
-    [("int8", "DynamicQuantizeMatMul", {"layers.0.1"}), ("int4", "MatMulNBits", set())],
+    [
+        pytest.param("int8", "DynamicQuantizeMatMul", {"layers.0.1"}, marks=pytest.mark.slow),
+        ("int4", "MatMulNBits", set()),
+    ],
 )
 def test_quantizing_one_layer_shows_in_that_layer(
     slow: Path, tmp_path: Path, kind: str, operator: str, touched: set[str]

@@ -105,6 +105,7 @@ def test_what_is_sent_is_a_path_and_no_model(chain: Path) -> None:
     assert (job.path, "bytes" in {type(value).__name__ for value in vars(job).values()}) == (str(chain), False)
 
 
+@pytest.mark.slow
 def test_a_search_chooses_the_same(chain: Path, pool: Executor) -> None:
     how: dict[str, Any] = {"to": ["int8-static", "float16"], "data": RUNS, "within": "error<=0.02"}
     assert search(chain, executor=pool, **how) == search(chain, **how)

@@ -32,6 +32,7 @@ from modelexport.tools.quantize.ranked_steps import Option, rank_steps
 from modelexport.tools.quantize.search_within_bound import SearchResult, search
 from modelexport.tools.quantize.switched_model import find_units
 
+LAYER = "encoder.layer.0"
 INT4, INT8 = parse_method("int4"), parse_method("int8-weights")
 
 
@@ -76,14 +77,13 @@ def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
 def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     feeds = feeds_of(case, 6)
-    everything = search(case.path, to=["int4"], data=feeds, within="error<=10")
+    everything = search(case.path, to=["int4"], data=feeds, within="error<=10", only=[LAYER])
     assert everything.met
     assert not everything.changed
-    assert everything.modules > 5
+    assert everything.modules > 2
     bound = everything.judged / 3
-    found, written = modelexport.quantize_within(
-        case.path, tmp_path / "out.onnx", to=["int4", "int8-weights"], data=feeds, within=f"error<{bound:.6f}"
-    )
+    how: dict[str, Any] = {"to": ["int4", "int8-weights"], "data": feeds, "only": [LAYER]}
+    found, written = modelexport.quantize_within(case.path, tmp_path / "out.onnx", **how, within=f"error<{bound:.6f}")
     assert found.met
     assert found.judged <= bound
     assert found.changed
@@ -109,25 +109,25 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
 
 def test_a_smaller_error_costs_more(exported: Exporter) -> None:
     case = exported("bert")
-    feeds = feeds_of(case, 4)
-    loose, tight = (search(case.path, to=["int4"], data=feeds, within=f"error<={limit}") for limit in (0.5, 0.05))
+    how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 4), "only": [LAYER]}
+    loose, tight = (search(case.path, **how, within=f"error<={limit}") for limit in (0.5, 0.05))
     assert loose.bytes_after <= tight.bytes_after
 
 
 def test_a_search_that_keeps_every_module_is_of_no_use(exported: Exporter) -> None:
     case = exported("bert")
     for wanted in ({"budget": 10**9}, {"within": "error<=0"}):
-        found = search(case.path, to=["int4"], data=feeds_of(case, 2), only=["encoder.layer.0"], **wanted)  # type: ignore[arg-type]
+        found = search(case.path, to=["int4"], data=feeds_of(case, 2), only=[LAYER], **wanted)  # type: ignore[arg-type]
         assert (found.met, found.of_use, found.bytes_after) == (True, False, found.bytes_before)
         assert "every module is kept: the file stays as it is, nothing was written" in format_search(found)
 
 
 def test_a_budget_is_spent_where_it_helps_most(exported: Exporter) -> None:
     case = exported("bert")
-    feeds = feeds_of(case, 4)
-    start = search(case.path, to=["int4"], data=feeds, within="error<=10")
+    how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 4), "only": [LAYER]}
+    start = search(case.path, **how, within="error<=10")
     budget = (start.bytes_after + start.bytes_before) // 2
-    found = search(case.path, to=["int4"], data=feeds, budget=budget)
+    found = search(case.path, **how, budget=budget)
     assert found.met
     assert start.bytes_after < found.bytes_after <= budget
     assert found.judged < start.judged
@@ -148,7 +148,7 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
     case, data, out = exported("bert"), tmp_path / "data.npz", tmp_path / "out.onnx"
     feeds = feeds_of(case, 2)
     np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
-    asked = ["quantize", case.path, "-o", out, "--data", data, "--to", "int8-dynamic"]
+    asked = ["quantize", case.path, "-o", out, "--data", data, "--only", LAYER, "--to", "int8-dynamic"]
     unmet = run(*asked, "--budget", "1kB")
     assert unmet.returncode == 1
     assert "not met: at most 1000 bytes" in unmet.stdout
@@ -194,7 +194,8 @@ def timed(case: ExportedCase, monkeypatch: pytest.MonkeyPatch, seconds: dict[str
     monkeypatch.setattr(
         search_within_bound, "whole_time", lambda *how: compare_turns([1000] * 9, [round(1000 * whole)] * 9)
     )
-    return search(case.path, to=["int4", "int8-weights"], data=feeds_of(case, 2), within="error<=10", least="time")
+    how: dict[str, Any] = {"data": feeds_of(case, 2), "within": "error<=10", "least": "time", "only": [LAYER]}
+    return search(case.path, to=["int4", "int8-weights"], **how)
 
 
 def test_the_fastest_methods_are_chosen_though_they_are_not_the_smallest(
@@ -227,7 +228,13 @@ def test_nothing_is_written_that_is_not_faster(
 ) -> None:
     monkeypatch.setattr(search_within_bound, "measured_seconds", lambda *how: {})
     case = exported("bert")
-    how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 2), "within": "error<=10", "least": "time"}
+    how: dict[str, Any] = {
+        "to": ["int4"],
+        "data": feeds_of(case, 2),
+        "within": "error<=10",
+        "least": "time",
+        "only": [LAYER],
+    }
     assert not modelexport.quantize_within(case.path, tmp_path / "out.onnx", **how).written
     assert not any(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
@@ -102,9 +103,8 @@ def test_data_for_which_the_model_computes_no_finite_number_are_refused(tmp_path
 
 
 def test_static_ranges_are_measured_once_for_all_modules(exported: Exporter) -> None:
-    case, method = exported("bert"), method_of("int8-static")
-    feeds = feeds_of(case, 2)
-    report = modelexport.sensitivity(case.path, to=str(method), data=feeds)
+    case = exported("tied-weights")
+    report = modelexport.sensitivity(case.path, to="int8-static", data=feeds_of(case, 2))
     assert max(one.loss for one in report.units) > 0
     assert all(np.isfinite(one.loss) for one in report.units)
 
@@ -304,17 +304,18 @@ def test_the_command_shows_the_table_and_refuses_what_does_not_fit(exported: Exp
         assert refused.stderr.count("\n") == 1
 
 
-def test_a_model_without_weights_to_quantize_is_refused(exported: Exporter) -> None:
-    case = exported("resnet")
+def test_a_model_without_weights_to_quantize_is_refused(tmp_path: Path) -> None:
+    model, inputs = torch.nn.Conv2d(1, 3, 1), {"input": torch.ones(1, 1, 4, 4)}
+    path = modelexport.export(model, inputs, tmp_path / "m.onnx", check=False).path
     with pytest.raises(UsageError, match="can quantize"):
-        modelexport.sensitivity(case.path, to="int4:embeddings=true", data=feeds_of(case, 1)[:1])
+        modelexport.sensitivity(path, to="int4:embeddings=true", data=[{"input": inputs["input"].numpy()}])
     for data, message in (
         ([], "no inputs"),
         ([1], r"data takes Sequence\[Mapping"),
         ([{"y": 1}], "data does not fit: .* missing"),
     ):
         with pytest.raises(UsageError, match=message):
-            modelexport.sensitivity(case.path, to="int8-dynamic", data=data)
+            modelexport.sensitivity(path, to="int8-dynamic", data=data)
 
 
 def test_values_without_types_get_them(exported: Exporter) -> None:

@@ -60,7 +60,7 @@ class Head(nn.Module):
         return self.last(self.head(x)) * self.scale + 0.25
 
 
-@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("dynamo", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_entry_of_one_number_is_an_entry(dynamo: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Head().eval()
@@ -119,6 +119,7 @@ class Inner(nn.Module):
         return self.layer(x)[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arguments", [{"bias": False}, {"batch_first": True}, {"num_layers": 2}])
 def test_modules_of_one_class_may_have_unlike_arguments(arguments: dict[str, Any], tmp_path: Path) -> None:
     model = nn.Sequential(Inner(nn.GRU(3, 3)), Inner(nn.GRU(3, 3, **arguments))).eval()

@@ -115,6 +115,7 @@ def test_numbers_and_gradients_are_the_file_s() -> None:
             torch.testing.assert_close(single.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_exported_again_it_has_the_same_calls_and_tags(tmp_path: Path) -> None:
     _, x, path = exported()
     modelexport.export(back().model(), {"x": x}, tmp_path / "again.onnx", check=False)
@@ -314,6 +315,7 @@ def test_a_class_that_differs_beyond_what_random_numbers_reach_is_written_out(tm
     assert "7.0" in text
 
 
+@pytest.mark.slow
 def test_axes_that_fractions_are_computed_from_stay_dynamic(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -326,6 +328,7 @@ def test_axes_that_fractions_are_computed_from_stay_dynamic(tmp_path: Path) -> N
     assert not any(isinstance(size, int) for size in ir.load(again).graph.inputs[0].shape or [1])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mode", "factor"),
     [("bilinear", None), ("nearest", None), ("bilinear", 1.75), ("bilinear", 0.7), ("bilinear", 1.7), ("bicubic", 1.7)],
@@ -347,7 +350,7 @@ def test_corners_stay_corners_with_a_scale_that_is_not_a_whole_number(tmp_path: 
     assert torch.allclose(modelexport.to_torch(path)(x), model(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_classes_of_narrow_types_are_found_too(dtype: torch.dtype, tmp_path: Path) -> None:
     class Short(nn.Module):
         def __init__(self) -> None:
