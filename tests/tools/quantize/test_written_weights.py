@@ -36,6 +36,18 @@ def gemm(path: Path) -> Path:
     return path / "tagged.onnx"
 
 
+def adopted(path: Path, nodes: list[onnx.NodeProto], dtype: int = TensorProto.FLOAT, **weights: np.ndarray) -> Path:
+    """A tagged file of nodes, whose inputs begin with x and whose outputs begin with y."""
+    names = {name for node in nodes for name in (*node.input, *node.output)}
+    inputs = [helper.make_tensor_value_info(name, dtype, None) for name in sorted(names) if name[0] == "x"]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(names) if name[0] == "y"]
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path / "float.onnx")
+    modelexport.adopt(path / "float.onnx", path / "tagged.onnx")
+    return path / "tagged.onnx"
+
+
 SIZES = {"w": (64, 64), "b": (64,)}
 
 
@@ -59,7 +71,7 @@ def first(factor: float) -> Change:
 
 FAULTS: dict[str, tuple[str, str, Change]] = {
     "the scale of one channel": ("int8-dynamic", "_scale", first(1.1)),
-    "the scale of one block": ("int4", "_scales", first(1.2)),
+    "the scale of one block": ("int4", "_scales", first(1.4)),
     "a transposed matrix": ("int8-dynamic", "_quantized", np.transpose),
     "a transposed block": ("int4", "_Q4", lambda codes: np.roll(codes, 1, -1)),
     "blocks in another order": ("int8-weights", "_Q8", lambda codes: codes[:, ::-1].copy()),
@@ -87,6 +99,55 @@ def test_what_a_quantizer_writes_wrong_is_refused(fault: str, tmp_path: Path, mo
     with pytest.raises(CheckError, match=r"^dense: what ONNX Runtime wrote for \S+ .*: keep the module with --keep"):
         modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=DATA)
     assert not (tmp_path / "q.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "weight"),
+    [
+        ("int4:algorithm=k_quant", np.full((64, 64), 0.3)),
+        ("int4:algorithm=hqq", DRAW.standard_normal((64, 64)) * 1e-20),
+    ],
+)
+def test_zeros_for_weights_that_are_not_zero_are_refused(method: str, weight: np.ndarray, tmp_path: Path) -> None:
+    file = adopted(tmp_path, [helper.make_node("MatMul", ["x", "w"], ["y"], "/dense/MatMul")], w=weight)
+    with pytest.raises(CheckError, match=r"^dense: .* is off by \S+ times what rounding explains"):
+        modelexport.quantize(file, tmp_path / "q.onnx", to=method)
+
+
+def test_a_scale_of_another_activation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [helper.make_node("MatMul", [f"x{i}", "w"], [f"y{i}"], f"/dense{i}/MatMul") for i in range(2)]
+    file = adopted(tmp_path, nodes, w=DRAW.standard_normal((64, 64)))
+
+    def spoiled(*arguments: Any) -> onnx.ModelProto:
+        made = apply_method(*arguments)
+        factors = [node for node in made.graph.node if node.name.endswith("_quant_scales_mul")]
+        factors[0].input[0] = factors[1].input[0]
+        return made
+
+    monkeypatch.setattr(quantize, "apply_method", spoiled)
+    with pytest.raises(CheckError, match=r"^dense0: "):
+        modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic")
+
+
+def test_a_product_may_take_the_rows_of_the_table_that_it_is_tied_to(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["w", "x"], ["rows"], "/table/Gather"),
+        helper.make_node("MatMul", ["rows", "w"], ["y"], "/dense/MatMul"),
+    ]
+    file = adopted(tmp_path, nodes, TensorProto.INT64, w=DRAW.standard_normal((64, 64)))
+    assert modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods == {"int8-dynamic": 2}
+
+
+def test_a_table_of_matrices_is_quantized(tmp_path: Path) -> None:
+    node = helper.make_node("Gather", ["w", "x"], ["y"], "/table/Gather")
+    file = adopted(tmp_path, [node], TensorProto.INT64, w=DRAW.standard_normal((8, 16, 32)))
+    assert not modelexport.quantize(file, tmp_path / "q.onnx", to="int4:embeddings=true").left
+
+
+def test_a_product_that_the_library_leaves_alone_is_not_counted(tmp_path: Path) -> None:
+    node = helper.make_node("Gemm", ["x", "w", "x"], ["y"], "/dense/Gemm", alpha=0.5, beta=2.0)
+    file = adopted(tmp_path, [node], w=DRAW.standard_normal((64, 64)))
+    assert not modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods
 
 
 class Split(nn.Module):

@@ -69,9 +69,10 @@ class Method(msgspec.Struct, frozen=True, order=True):
         return METHODS[self.name]
 
     @property
-    def steps(self) -> float:
-        """How many steps a weight may be off: half of one for rounding, more where an algorithm clips on purpose."""
-        return 1.0 if dict(self.options).get("algorithm", "rtn") == "rtn" else 2.0
+    def levels(self) -> int:
+        """The number of integers above zero that weights are stored as."""
+        bits = self.row.bits - bool(dict(self.options).get("reduce_range", False))
+        return int(2 ** (bits - 1) - 1)
 
     def option(self, name: str) -> Any:
         """The value of an option: the default, if the method does not name it."""
@@ -93,6 +94,8 @@ class MethodRow:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What an option may be, where not every text or number will do."""
     needs_data: bool = False
+    bits: int = 8
+    """Of the integers that weights are stored as."""
     largest: float | None = None
     """The largest number that it can hold, if weights may be larger; nodes with such weights stay as they are."""
 
@@ -348,7 +351,7 @@ METHODS: Mapping[str, MethodRow] = {
         choices=_WORDS | {"algorithm": ("rtn", "k_quant")},
     ),
     "int4": MethodRow(
-        "4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, options=_BLOCKS, choices=_WORDS
+        "4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, options=_BLOCKS, choices=_WORDS, bits=4
     ),
     "float16": MethodRow("half precision, inputs and outputs unchanged", _float16, largest=LARGEST_FLOAT16),
 }

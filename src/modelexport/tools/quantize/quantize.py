@@ -16,6 +16,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, short_repr
 from modelexport.errors import CheckError, UsageError, raised_as
 from modelexport.files.atomic_writing import check_writable, check_written_by_us, scratch
+from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.recipe_files import Recipe, encode_recipe
@@ -44,8 +45,8 @@ from modelexport.tools.quantize.recipes import (
     resolve,
     within_range,
 )
-from modelexport.tools.quantize.weights_behind import same_tensors, weight_behind
-from modelexport.tools.quantize.written_weights import check_written, products
+from modelexport.tools.quantize.weights_behind import same_nodes, weight_behind
+from modelexport.tools.quantize.written_weights import check_written
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
 
@@ -234,9 +235,12 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
     for method, nodes in _nodes_by_method(copy, assignment):
         region = Region.of(nodes)
         cut = cut_for_quantizer(copy, region)
-        before = products(cut) if method.row.largest is None else {}
-        changed = apply_method(cut, method, ranges)
-        if before:
+        changed = model_of(apply_method(cut, method, ranges))
+        changed.graph.sort()  # some libraries append new nodes at the end
+        if method.row.largest is None:
+            if not any(map(is_quantized, changed.graph)):
+                continue  # only the form of its products has changed
+            before = model_of(cut_for_quantizer(copy, region))  # what was given to the quantizer may have changed
             check_written(nodes, method, before, changed, ranges if method.row.needs_data else None)
         quantized.put(region, changed)
     return copy
@@ -293,7 +297,7 @@ def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list
     changed: list[str] = []
     for node in before.graph:
         now = there.get(node.name)
-        if now is not None and _same(node, now):
+        if now is not None and same_nodes(node, now):
             continue
         if weight_behind(node.outputs[0]) is not None:
             continue  # a transposed weight goes when nothing uses it any more
@@ -301,22 +305,6 @@ def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list
             raise CheckError(f"{node.name} should have been kept and was changed", reason="a kept node was changed")
         changed.append(node.name or "")
     return changed
-
-
-def _same(first: ir.Node, second: ir.Node) -> bool:
-    """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
-    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (first, second))
-    if first.op_identifier() != second.op_identifier() or names != now or _written(first) != _written(second):
-        return False
-    pairs = zip(first.inputs, second.inputs, strict=True)
-    held = ((before, after) for before, after in pairs if before is not None and after is not None)
-    return all(same_tensors(before.const_value, after.const_value) for before, after in held if before.is_initializer())
-
-
-def _written(node: ir.Node) -> list[bytes]:
-    """The attributes of a node, with nested graphs, as they are written."""
-    attributes = [node.attributes[name] for name in sorted(node.attributes)]
-    return [ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True) for attribute in attributes]
 
 
 def weights_size(model: ir.Model) -> int:

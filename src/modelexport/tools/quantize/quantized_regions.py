@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from modelexport.core.owners import Owner, derived_owner
 from modelexport.errors import UsageError
-from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.bound_tensors import bind_tensors
@@ -76,15 +75,13 @@ class QuantizedRegions:
         self._names = names_in(model)
         self._new: set[ir.Node] = set()
 
-    def put(self, region: Region, changed: onnx.ModelProto) -> None:
+    def put(self, region: Region, quantized: ir.Model) -> None:
         """Put what a library made of a region in its place.
 
         Each node gets the owners of the nodes that it leads to: what quantizes an activation belongs to the call that
         is quantized. A node or an initializer that another region has brought already (two regions quantize the same
         activation) is not brought twice.
         """
-        quantized = model_of(changed)
-        quantized.graph.sort()  # some libraries append new nodes at the end
         import_operators(self._model, quantized)
         for value in (value for node in region.nodes for value in node.outputs):
             self._there.pop(value.name, None)

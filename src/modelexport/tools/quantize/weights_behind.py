@@ -44,3 +44,19 @@ def same_tensors(first: ir.TensorProtocol | None, second: ir.TensorProtocol | No
     if first.dtype == ir.DataType.STRING:  # which has no bytes
         return bool(first.numpy().tolist() == second.numpy().tolist())
     return first.tobytes() == second.tobytes()
+
+
+def same_nodes(first: ir.Node, second: ir.Node) -> bool:
+    """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
+    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (first, second))
+    if first.op_identifier() != second.op_identifier() or names != now or _written(first) != _written(second):
+        return False
+    pairs = zip(first.inputs, second.inputs, strict=True)
+    held = ((before, after) for before, after in pairs if before is not None and after is not None)
+    return all(same_tensors(before.const_value, after.const_value) for before, after in held if before.is_initializer())
+
+
+def _written(node: ir.Node) -> list[bytes]:
+    """The attributes of a node, with nested graphs, as they are written."""
+    attributes = [node.attributes[name] for name in sorted(node.attributes)]
+    return [ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True) for attribute in attributes]

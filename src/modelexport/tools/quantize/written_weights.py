@@ -1,314 +1,298 @@
-"""Compares what a quantizer wrote with the floating-point model: weights and biases as products use them, and ranges.
+"""Compares what a quantizer wrote with the floating-point model, by what both compute from the same inputs.
 
-A one in each place of the input of a product gives the elements of its weight, with the zero points, scales and factors
-that the graph applies to them. Each has to be within some steps of the floating-point element: half of one for
-rounding, another half where a method rounds zero points as well.
+Inputs with a single number give the elements of a product's weight, in whatever form it is written. Each result may be
+off by what it changes when weights and inputs move by half of a step, which is the most that rounding moves them.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from modelexport.errors import CheckError
-from modelexport.files.map_types import model_of
+from modelexport.errors import CheckError, UsageError
+from modelexport.graph.bound_tensors import share_tensor
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import place_of
+from modelexport.regions.region import Region, weights_of
+from modelexport.runtime.saturating_products import unsigned_copy
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tools.quantize.equal_method_groups import WEIGHTS, weighted_nodes
 from modelexport.tools.quantize.methods import Method
-from modelexport.traces.tolerances import SUMS_IN_FLOAT32
-from modelexport.weights.packed.bit_packing import unpack
+from modelexport.tools.quantize.weights_behind import same_nodes
 
-
-@dataclass(frozen=True)
-class Stored:
-    """Constant numbers, or the weight of a product that a node returns, and the bias that is added to that."""
-
-    array: Any
-    step: Any = 0.0
-    """Between two numbers that can be stored; it broadcasts with the numbers."""
-    bias: Stored | None = None
-    is_product: bool = False
-
-
-_COMPUTED = Stored(np.float32(np.nan))
-"""A bias that is not constant."""
-
-
-class _Places(NamedTuple):
-    """Positions of the inputs of a product."""
-
-    weight: int
-    scale: int | None = None
-    zero: int | None = None
-    bias: int | None = None
-    channel: int = -1
-    """The axis of the weight that scales and zero points are for."""
-    axes: tuple[int, int] | None = None
-    """Axes of the weight that change places, so that what the results are multiplied with broadcasts with it."""
-
-
-_PRODUCTS: Mapping[str, Sequence[_Places]] = {
-    **dict.fromkeys(("MatMul", "FusedMatMul"), (_Places(1),)),
-    **dict.fromkeys(("Gemm", "ConvTranspose", "Attention"), (_Places(1, bias=2),)),
-    "Conv": [_Places(1, bias=2, axes=(0, 1))],
-    "Gather": [_Places(0)],
-    "LSTM": [_Places(1, bias=3, axes=(1, 2)), _Places(2, axes=(1, 2))],
-    "MatMulInteger": [_Places(1, zero=3)],
-    "ConvInteger": [_Places(1, zero=3, channel=0, axes=(0, 1))],
-    "DynamicQuantizeLSTM": [_Places(1, 8, 9, bias=3, channel=0), _Places(2, 10, 11, channel=0)],
-    "QAttention": [_Places(1, 4, 7, bias=2)],
-    "MatMulNBits": [_Places(1, 2, 3, bias=5, axes=(0, 1))],
-    "GatherBlockQuantized": [_Places(0, 2, 3)],
-}
-_MOST_INPUTS = 12
-_SAME = ("Cast", "Clip", "DequantizeLinear", "Identity", "QuantizeLinear", "Relu")
-"""Operators after which a product counts as the same: quantizers may leave ``Relu`` to the range of integers."""
-_BYTE = 8
-
-
-def products(model: onnx.ModelProto) -> dict[str, Stored]:
-    """The values of a model that are products with constant weights, by name."""
-    graph = model_of(model).graph
-    graph.sort()
-    known: dict[ir.Value | None, Stored | None] = {
-        value: _constant(value.const_value) for value in graph.initializers.values()
-    }
-    for node in graph:
-        result = _result(node, [known.get(value) for value in node.inputs] + [None] * _MOST_INPUTS)
-        known.update(dict.fromkeys(node.outputs, result))
-        if node.op_type == "DynamicQuantizeLinear":  # the code of a one is 1
-            known.update(zip(node.outputs, [None, Stored(np.float32(1)), Stored(np.float32(0))], strict=True))
-    return {value.name or "": found for value, found in known.items() if value and found and found.is_product}
+_LIMIT = 1.25
+"""The most that the norm of an error may be, in norms of what moved numbers change: at most 1 of a product."""
+_BIASES = 1 / 127
+"""The share of what moved numbers change that a bias is rounded to, whose step is the product of both steps."""
+_TOGETHER = 16
+"""How many errors have one norm: a block of weights with one scale has at least as many."""
+_EVERY = 15
+"""Of the places that a large weight sums over, one run of ``_TOGETHER`` is looked at in so many."""
+_LARGE = 2**18
+"""The most elements of a weight whose places are all looked at."""
+_ACTIVATIONS = 63
+"""The least number between zero and the largest that activations are stored as."""
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_STATES = dict.fromkeys(_RECURRENT, slice(4, 7)) | {"Attention": slice(3, None)}
+"""Operators that are no products themselves, which get dense inputs, to the inputs that they can do without."""
+_IN_RANGES = ("Relu", "Clip")
+"""Operators that quantizers leave to the range of integers: the result gets the name of theirs."""
+_CHANNELS = dict.fromkeys(_RECURRENT, (0, 1)) | {"Conv": (0,), "ConvTranspose": (1,)}
+"""The axes of a weight along which scales differ; the last one, that of outputs, for any other operator."""
 
 
 def check_written(
     nodes: Sequence[ir.Node],
     method: Method,
-    before: Mapping[str, Stored],
-    changed: onnx.ModelProto,
+    before: ir.Model,
+    changed: ir.Model,
     ranges: Path | None = None,
 ) -> None:
-    """Refuse weights that a quantizer rounded by more than its method does, and ranges that are not those of the data.
+    """Refuse products that are off by more than a method rounds, and values whose scales do not hold their range.
 
     Args:
         nodes: What was quantized.
-        before: The products of a model of these nodes.
+        before: A model of these nodes.
         changed: That model after the quantizer.
         ranges: What calibration measured, if the method needs it.
 
     Raises:
-        CheckError: A product is another.
+        CheckError: A product is another, or cannot be compared.
     """
-    try:
-        apart = _steps_apart(before, products(changed))
-    except ValueError:  # scales that do not broadcast with what they are for
-        apart = dict.fromkeys(before, math.inf)
-    wrong = {
-        name: f"is off by {steps:.3g} steps of its scale"
-        if math.isfinite(steps)
-        else "is not a product with these weights in a known form"
-        for name, steps in apart.items()
-        if steps > method.steps
-    }
-    wrong |= dict.fromkeys(_cut_off(changed, ranges) if ranges else (), "does not have the range of the data")
-    if wrong:
+    for name, what in _Comparison(method, before, changed, ranges).differences():
         values = {value.name: node for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
-        name, what = next(iter(wrong.items()))
         raise CheckError(
-            f"{place_of(values[name]) or name}: what ONNX Runtime wrote for {method} {what}, which rounding does not "
-            "explain; nothing was written: keep the module with --keep, or choose another method",
+            f"{place_of(values[name]) or name}: what ONNX Runtime wrote for {method} {what}; nothing was written: keep "
+            "the module with --keep, or choose another method",
             reason="a quantizer wrote something else",
         )
 
 
-def _steps_apart(before: Mapping[str, Stored], after: Mapping[str, Stored]) -> dict[str, float]:
-    """Products to the most steps that a weight or bias of them is off in another model; infinite if it has none."""
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, product in before.items():
-        names[id(product)].append(name)
-    apart = {}
-    for same in names.values():
-        pairs = [(before[name], after[name]) for name in same if name in after]
-        steps = (max(_distance(*pair), _distance(*map(_bias, pair))) for pair in pairs)
-        apart[same[0]] = max(steps, default=math.inf)
-    return apart
+class _Comparison:
+    """A floating-point model and a quantized one, whose values have the names of those that they stand for."""
 
+    def __init__(self, method: Method, before: ir.Model, after: ir.Model, ranges: Path | None) -> None:
+        from onnxruntime.quantization import load_tensors_data
 
-def _cut_off(model: onnx.ModelProto, ranges: Path) -> set[str]:
-    """The values that are quantized to less than the ranges that calibration measured, or dequantized otherwise."""
-    from onnxruntime.quantization import load_tensors_data
+        self._method, self._before, self._after = method, before, after
+        self._there = {value.name: value for node in after.graph for value in node.outputs}
+        self._there |= {value.name: value for value in after.graph.inputs}
+        self._measured = load_tensors_data(ranges) if ranges else {}
+        self._draw = np.random.default_rng(0)
 
-    measured, found = load_tensors_data(ranges), set()
-    for node in (node for node in model_of(model).graph if node.op_type == "QuantizeLinear"):
-        name = (node.inputs[0] and node.inputs[0].name) or ""
-        scale, zero = (
-            _constant(ir.convenience.get_const_tensor(value)) if value else None for value in node.inputs[1:3]
-        )
-        users = [user for user in node.outputs[0].consumers() if user.op_type == "DequantizeLinear"]
-        is_wrong = any(user.inputs[1:] != node.inputs[1:] for user in users)
-        if scale is None or zero is None:
-            found.update([name] if is_wrong else [])
-            continue
-        for least, most in (
-            measured[each].range_value for each in (name, *(user.outputs[0].name for user in users)) if each in measured
-        ):
-            info, start = np.iinfo(zero.array.dtype), zero.array.astype(np.float32)
-            is_wrong |= bool(
-                least < (info.min - start - 1) * scale.array or most > (info.max - start + 1) * scale.array
+    def differences(self) -> Iterator[tuple[str, str]]:
+        """The names of results that quantization does not explain, and what is wrong with them."""
+        compared: set[ir.Node] = set()
+        products = weighted_nodes(self._before)
+        for node in products:
+            value = next(each for each in node.outputs if each.name)
+            last = [user for user in value.consumers() if user.op_type in _IN_RANGES]
+            found = [self._there.get(each.name) for each in (value, *(user.outputs[0] for user in last))]
+            if (target := next((each for each in found if each is not None), None)) is None:
+                continue  # it is inside of what is compared with another product
+            region = Region.between([value], partial(self._is_inside, value))
+            compared.update(region.nodes)
+            if (maker := target.producer()) is None or not same_nodes(node, maker):
+                try:
+                    steps = self._steps_off(region, target, products)
+                except (UsageError, ValueError) as error:
+                    yield value.name or "", f"cannot be compared with the floating-point model ({error})"
+                else:
+                    if not steps <= _LIMIT:  # it may be no number
+                        yield value.name or "", f"is off by {steps:.3g} times what rounding explains"
+        for node in products:
+            if node not in compared:
+                yield node.outputs[0].name or "", "has no value to compare with the floating-point model"
+        for node in self._after.graph:
+            if node.op_type == "QuantizeLinear" and node.inputs[0] is not None:
+                yield from self._cut_off(node, node.inputs[0])
+
+    def _is_inside(self, result: ir.Value, value: ir.Value) -> bool:
+        """Whether a value has to be computed to compare a result: the quantized model does not have it."""
+        return value is result or value.name not in self._there
+
+    def _steps_off(self, region: Region, target: ir.Value, products: Collection[ir.Node]) -> float:
+        """The largest error of the quantized result, in changes of the other that rounding explains."""
+        inside = [node for node in region.nodes if node in products]
+        first = next(node for node in inside if _data(node) in region.inputs)
+        data = _data(first)
+        assert data.dtype is not None
+        low, high = self._range(data)
+        feeds = moved = _feeds(first, low, high, self._draw)
+        if data.dtype.is_floating_point():
+            scales = [_scale(user) for user in self._there[data.name].consumers() if user.op_type == "QuantizeLinear"]
+            step = max([*scales, (high - low) / (2 * max(self._method.levels, _ACTIVATIONS) + 1)])
+            moved = feeds + self._moves(feeds, step) * (feeds != 0)
+        names, maker = {value.name for value in region.inputs}, target.producer()
+        written = Region.between([target], lambda value: value.producer() is not None and value.name not in names)
+        states = {value.name for node in inside for value in node.inputs[_STATES.get(node.op_type, slice(0))] if value}
+        right, made, *near = (
+            _computed(model, part, data, array.astype(data.dtype.numpy()), weights, states)
+            for model, part, array, weights in (
+                (self._before, region, feeds, {}),
+                (self._after, written, feeds, {}),
+                (self._before, region, moved, {}),
+                *((self._before, region, feeds, self._moved(node)) for node in inside),
             )
-        found.update([name] if is_wrong else [])
-    return found
+        )
+        if made.shape != right.shape:
+            return math.inf
+        rounding = np.spacing((region.outputs[0].dtype or ir.DataType.FLOAT).numpy().type(2))
+        slack = float(rounding) * float(np.abs(right).max(initial=0)) + float(np.finfo(np.float32).tiny)
+        if maker is not None and maker.op_type == "DequantizeLinear" and self._measured:
+            right, *near = (np.clip(each, *self._range(target)) for each in (right, *near))
+            slack += _scale(maker)
+        channels = None if first.op_type in _STATES else 1 if first.op_type.startswith("Conv") else -1
+        return _largest_error(made - right, [each - right for each in near], slack, channels)
 
+    def _moved(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
+        """The weights of a node with each element half of a step away, up or down."""
+        moved = {}
+        for value in _weights(node):
+            assert value.const_value is not None
+            array = value.const_value.numpy()
+            wide = array.astype(np.float32)
+            wide += self._moves(wide, self._step(node, np.abs(wide)))
+            moved[value] = value_like(value, tensor=ir.tensor(wide.astype(array.dtype)))
+        return moved
 
-def _bias(product: Stored) -> Stored:
-    bias = product.bias or Stored(np.float32(0))
-    return Stored(np.ravel(bias.array), np.ravel(bias.step))
+    def _moves(self, array: Any, step: Any) -> Any:
+        return (self._draw.integers(0, 2, array.shape, dtype=np.int8) - np.float32(0.5)) * step
 
-
-def _distance(right: Stored, stored: Stored) -> float:
-    if right.array.shape != stored.array.shape and 1 not in (right.array.size, stored.array.size):
-        return math.inf
-    apart = np.asarray(stored.array - right.array)
-    np.abs(apart, out=apart)
-    apart -= SUMS_IN_FLOAT32 * max(right.array.max(initial=0), -right.array.min(initial=0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = float((apart / np.abs(stored.step)).max(initial=0))
-    if math.isnan(most):  # 0 / 0, or a bias that is computed in both
-        unknown = np.isnan(right.array) & np.isnan(stored.array)
-        return 0.0 if ((apart <= 0) | unknown).all() else math.inf
-    return most
-
-
-def _constant(tensor: ir.TensorProtocol | None) -> Stored | None:
-    if tensor is None or tensor.dtype == ir.DataType.STRING:
-        return None
-    array = tensor.numpy()
-    if tensor.dtype.is_floating_point():
-        step = np.spacing(array).astype(np.float32) if array.dtype.itemsize == 2 else 0.0
-        return Stored(array.astype(np.float32, copy=False), step)
-    return Stored(array.astype(np.int8) if tensor.dtype.bitwidth < _BYTE else array)
-
-
-def _result(node: ir.Node, inputs: Sequence[Stored | None]) -> Stored | None:
-    """What a node returns, as far as it is a constant or a product with one."""
-    first, second, third = inputs[:3]
-    if node.op_type in _PRODUCTS:
-        return _product(node, inputs)
-    if node.op_type == "Constant":
-        return _constant(ir.convenience.get_const_tensor(node.outputs[0]))
-    if node.op_type == "DequantizeLinear" and first and first.array.dtype.kind in "iu":
-        return _dequantized(first, second, third, node.attributes, node.attributes.get_int("axis", 1))
-    if node.op_type in _SAME or (node.op_type == "Reshape" and first and not first.is_product):
-        return first
-    return _sum_or_multiple(node, *((first, second) if first and first.is_product else (second, first)))
-
-
-def _sum_or_multiple(node: ir.Node, one: Stored | None, other: Stored | None) -> Stored | None:
-    """The result of a node that adds a bias to a product, or multiplies one with a constant."""
-    if one is None or (other and other.is_product):
-        return None
-    if node.op_type == "Mul" and other and _fits(other, one):
-        return _times(one, other)
-    added, bias = other or _COMPUTED, one.bias or Stored(np.float32(0))
-    if node.op_type == "Add" and one.is_product and (_fits(added, bias) or _fits(bias, added)):
-        return replace(one, bias=Stored(bias.array + added.array, bias.step + added.step))
-    return None
-
-
-def _fits(factor: Stored, other: Stored) -> bool:
-    """Whether numbers broadcast to the shape of others."""
-    sizes = zip(factor.array.shape[::-1], other.array.shape[::-1], strict=False)
-    return factor.array.ndim <= other.array.ndim and all(size in (1, wanted) for size, wanted in sizes)
-
-
-def _times(stored: Stored, factor: Stored) -> Stored:
-    bias = stored.bias and _times(stored.bias, factor)
-    step = stored.step * np.abs(factor.array) + np.abs(stored.array) * factor.step
-    return replace(stored, array=stored.array * factor.array, step=step, bias=bias)
-
-
-def _product(node: ir.Node, inputs: Sequence[Stored | None]) -> Stored | None:
-    """The weights of a product, one above the other, and its bias."""
-    found, places, how = [], _PRODUCTS[node.op_type], node.attributes
-    if any(how.get_int(name, 0) for name in _OTHERWISE):
-        return None
-    for place in places:
-        weight, scale, zero = (None if i is None else inputs[i] for i in (place.weight, place.scale, place.zero))
-        if weight is None or weight.is_product:
-            return None
-        axes = (-1, -2) if how.get_int("transB", 0) else place.axes
-        if "block_size" in how and scale is not None:
-            weight = _unpacked(weight, scale, zero, how)
+    def _step(self, node: ir.Node, sizes: Any) -> Any:
+        """Between two numbers that a weight can be stored as, from the sizes of its elements; it broadcasts with it."""
+        options, is_table = self._method.row.options, node.op_type == "Gather"
+        by_rows = is_table or bool(node.attributes.get_int("transB", 0))
+        if "block" in options:
+            axis, block = -1 if by_rows else -2, self._method.option("block")
+            most = np.maximum.reduceat(sizes, np.arange(0, sizes.shape[axis], block), axis)
+            sizes = np.repeat(most, block, axis).take(np.arange(sizes.shape[axis]), axis)
+        elif is_table or not self._method.option("per_channel"):
+            sizes = sizes.max()
         else:
-            weight = _sample(weight, 1 if axes or not place.weight else 0)
-            weight = _dequantized(weight, scale, zero, how, place.channel) if place.zero else weight
-        held = weight.array, np.broadcast_to(weight.step, weight.array.shape) if np.ndim(weight.step) else weight.step
-        found.append([np.swapaxes(array, *axes) if axes and np.ndim(array) else array for array in held])
-    array, step = (np.concatenate(each, -2) if np.ndim(each[0]) else each[0] for each in zip(*found, strict=True))
-    bias = None
-    if (index := places[0].bias) is not None and index < len(node.inputs) and node.inputs[index] is not None:
-        bias = _times(inputs[index] or _COMPUTED, Stored(np.float32(how.get_float("beta", 1.0))))
-    factor = how.get_float("alpha", 1.0) if node.op_type in ("Gemm", "FusedMatMul") else 1.0
-    product = Stored(array, step, is_product=True)
-    return replace(product if factor == 1 else _times(product, Stored(np.float32(factor))), bias=bias)
+            kept = {axis % sizes.ndim for axis in _CHANNELS.get(node.op_type, (0 if by_rows else -1,))}
+            sizes = sizes.max(tuple({*range(sizes.ndim)} - kept), keepdims=True)
+        return sizes / np.float32(self._method.levels)
+
+    def _range(self, value: ir.Value) -> tuple[float, float]:
+        """What a value reaches: as calibration measured it, with the zero."""
+        if value.name not in self._measured:
+            return 0.0, 1.0
+        least, most = self._measured[value.name].range_value
+        return min(float(np.min(least)), 0.0), max(float(np.max(most)), 0.0)
+
+    def _cut_off(self, node: ir.Node, value: ir.Value) -> Iterator[tuple[str, str]]:
+        """What is wrong with the scale of a value, by what comes back of the ends of its range."""
+        for back in (user for user in node.outputs[0].consumers() if user.op_type == "DequantizeLinear"):
+            region = Region.between(back.outputs, lambda each: each is not value)
+            for name in sorted({value.name or "", back.outputs[0].name or ""} & {*self._measured}):
+                ends = np.array(self._range(self._there[name]), np.float32)
+                if (np.abs(_computed(self._after, region, value, ends) - ends) > _scale(node)).any():
+                    yield name, "does not have the range of the data"
 
 
-_OTHERWISE = ("transA", "transBatchA", "transBatchB")
-"""Attributes with which no method takes a product."""
+def _scale(node: ir.Node) -> Any:
+    """The scale of a node that quantizes, if it is constant."""
+    tensor = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
+    return np.inf if tensor is None else tensor.numpy()
 
 
-def _every(shape: Sequence[int]) -> int:
-    """How many places of an axis there are for each that is compared: a block has at least 16."""
-    return 15 if len(shape) == 2 and math.prod(shape) > _LARGE else 1
+def _data(node: ir.Node) -> ir.Value:
+    """What a node multiplies with its weight, or looks up in it."""
+    value = node.inputs[1 - WEIGHTS[node.op_type]]
+    assert value is not None
+    return value
 
 
-_LARGE = 2**18
-"""The most elements of a matrix that are all compared."""
+def _weights(node: ir.Node) -> Sequence[ir.Value]:
+    """The weights of a node that are quantized."""
+    place = WEIGHTS[node.op_type]
+    return [value for value in node.inputs[place : place + 1 + (node.op_type in _RECURRENT)] if value is not None]
 
 
-def _sample(weight: Stored, axis: int) -> Stored:
-    """Some of the places of the axis of a matrix that a product sums over."""
-    places = (slice(None),) * axis + (slice(None, None, _every(weight.array.shape)),)
-    step = np.broadcast_to(weight.step, weight.array.shape)[places] if np.ndim(weight.step) else weight.step
-    return replace(weight, array=weight.array[places], step=step) if weight.array.ndim > axis else weight
+def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) -> Any:
+    """Inputs of a node: a single number in each, so that the results are elements of the weight, if it is a product."""
+    weight, how = _weights(node)[0], node.attributes
+    assert weight.const_value is not None
+    shape = weight.const_value.shape.numpy()
+
+    def places(count: int) -> Any:
+        """The places of an axis that are looked at."""
+        every = np.arange(count)
+        return every if math.prod(shape) <= _LARGE else every[every % (_TOGETHER * _EVERY) < _TOGETHER]
+
+    if node.op_type == "Gather":
+        return places(shape[how.get_int("axis", 0)])
+    if node.op_type in _STATES:
+        size = shape[-1 if node.op_type in _RECURRENT else 0]
+        return draw.choice(np.array([low, high], np.float32), (2, _TOGETHER, size))
+    if not node.op_type.startswith("Conv"):
+        size, spread = shape[-1 if how.get_int("transB", 0) else -2], []
+    else:
+        size = shape[0] if node.op_type == "ConvTranspose" else shape[1] * how.get_int("group", 1)
+        dilations = how.get_ints("dilations", [1] * len(shape[2:]))
+        spread = [1 + (length - 1) * step for length, step in zip(shape[2:], dilations, strict=True)]
+    at = places(size)
+    feeds = np.zeros((len(at), size, *(2 * length for length in spread)), np.float32)
+    values = np.where(np.arange(len(at)) % 2, high or low, low or high)
+    feeds[np.arange(len(at)), at, *(draw.integers(length - 1, 2 * length, len(at)) for length in spread)] = values
+    return feeds.T if how.get_int("transA", 0) else feeds
 
 
-def _dequantized(stored: Stored, scale: Stored | None, zero: Stored | None, how: Any, axis: int) -> Stored:
-    """What integers mean, with one scale, one for each place of an axis, or one for each block along it."""
-    codes, size = stored.array, how.get_int("block_size", 0)
+def _computed(
+    source: ir.Model,
+    region: Region,
+    data: ir.Value,
+    feed: Any,
+    weights: Mapping[ir.Value, ir.Value] = MappingProxyType({}),
+    without: Collection[str | None] = (),
+) -> Any:
+    """The result of a region of a model for one input; what else it takes is zero, or missing if it can do without."""
+    nodes = [node for node in source.graph if node in region.nodes]
+    taken = [*region.inputs, *weights_of(nodes)]
+    graph = copy_of(ir.GraphView(taken, region.outputs, nodes=nodes, opset_imports=source.opset_imports))
+    feeds = {}
+    for value in (value for node in graph for value in node.outputs):
+        value.shape = None
+    for value, copied in zip(taken, list(graph.inputs), strict=True):
+        if value.name in without:
+            for user, place in [*copied.uses()]:
+                user.replace_input_with(place, None)
+            graph.inputs.remove(copied)
+        elif value.is_initializer():
+            graph.inputs.remove(copied)
+            share_tensor(copied, weights.get(value, value))
+            graph.register_initializer(copied)
+        else:
+            copied.shape, copied.type = None, ir.TensorType(ir.DataType.from_numpy(feed.dtype))
+            feeds[copied.name or ""] = feed if value.name == data.name else np.zeros(1, feed.dtype)
+    model = ir.Model(graph, ir_version=source.ir_version)
+    [result] = run_session(open_session(unsigned_copy(model) or model), feeds).values()
+    return result.astype(np.float32)
 
-    def spread(numbers: Any) -> Any:
-        if size and numbers.ndim:
-            return np.repeat(numbers, size, axis)[tuple(map(slice, codes.shape))]
-        if numbers.ndim == 1 and codes.ndim > 1:
-            return numbers.reshape([-1, *[1] * (codes.ndim - axis % codes.ndim - 1)])
-        return numbers[:, None] if 1 < numbers.ndim < codes.ndim else numbers  # of each direction of an LSTM
 
-    step = np.float32(1) if scale is None else spread(scale.array)
-    shift = np.float32(0) if zero is None else spread(zero.array).astype(np.float32)
-    return replace(stored, array=(codes - shift) * step, step=step)
+def _largest_error(error: Any, moves: Sequence[Any], slack: float, channels: int | None) -> float:
+    """The largest norm of some neighbouring errors of a channel, in norms of what is explained.
 
+    Args:
+        slack: What each error may be besides.
+        channels: Their axis; ``None`` for one norm of all errors.
+    """
 
-def _unpacked(stored: Stored, scale: Stored, zero: Stored | None, how: Any) -> Stored:
-    """Rows of a matrix in blocks, whose bytes hold several integers unless they have a type of their own."""
-    codes, scales = (numbers.array.reshape(len(stored.array), -1) for numbers in (stored, scale))
-    zeros = np.zeros_like(scales) if zero is None else zero.array
-    if codes.dtype == np.uint8:
-        bits = how.get_int("bits", 4)
-        codes = unpack(codes, bits, how.get_int("K", codes.shape[1] * _BYTE // bits))
-        zeros = zeros + np.float32(2 ** (bits - 1)) if zero is None else zeros
-        zeros = unpack(zeros.reshape(len(codes), -1), bits, scales.shape[1]) if zeros.dtype == np.uint8 else zeros
-    places = np.arange(0, codes.shape[1], _every(codes.shape))
-    shift, step = (each.reshape(scales.shape)[:, places // how.get_int("block_size", 0)] for each in (zeros, scales))
-    codes = codes[:, places] - shift.astype(np.float32)
-    if np.ndim(scale.step):  # half of it, of each code, is the rounding of the scale
-        rounding = np.abs(scale.step).reshape(scales.shape)[:, places // how.get_int("block_size", 0)]
-        return Stored(codes * step, np.abs(step) + np.abs(codes) * rounding)
-    return Stored(codes * step, step)
+    def norms(apart: Any) -> Any:
+        rows = apart.reshape(-1, 1) if channels is None else np.moveaxis(apart, channels, -1)
+        rows = np.square(rows.reshape(-1, rows.shape[-1]))
+        return np.sqrt(np.add.reduceat(rows, np.arange(0, len(rows), len(rows) if channels is None else _TOGETHER)))
+
+    largest = max(float(np.abs(each).max(initial=0)) for each in moves)
+    slack += largest * _BIASES
+    unit = np.float32(max(largest, slack))  # so that squares are numbers of float32, too
+    explained = sum(norms(each / unit) for each in (*moves, np.full_like(error, slack)))
+    return float((norms(error / unit) / explained).max(initial=0))
