@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert "modelexport: nets.py:raising failed" in done.stderr
+
+
+def test_importing_the_commands_leaves_warnings_as_python_shows_them() -> None:
+    assert warnings.formatwarning.__module__ == "warnings"

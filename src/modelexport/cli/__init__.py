@@ -1,19 +1,26 @@
 """The command line: parse, call, show."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from modelexport import errors
 
-_formatted = warnings.formatwarning
 
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Show our own warnings as the command line says everything, while a command runs; others as Python does."""
+    before = warnings.formatwarning
 
-def _warning_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """Our own warnings as the command line says everything; others as Python does."""
-    if issubclass(category, errors.ModelExportWarning):
-        return f"modelexport: warning: {' '.join(str(message).splitlines())}\n"
-    return _formatted(message, category, filename, lineno, line)
+    def one_line(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if issubclass(category, errors.ModelExportWarning):
+            return f"modelexport: warning: {' '.join(str(message).splitlines())}\n"
+        return before(message, category, filename, lineno, line)
 
-
-warnings.formatwarning = _warning_line  # before the tools of other packages are imported, which may warn
+    warnings.formatwarning = one_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before

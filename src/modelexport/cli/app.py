@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from modelexport import errors
-from modelexport.cli.command_list import COMMANDS, introduction, overview
+from modelexport.cli import warnings_as_lines
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, suggest
 from modelexport.core.version import __version__
 from modelexport.terminal.progress import LINE
+
+with warnings_as_lines():  # the tools of other packages are imported, which may warn
+    from modelexport.cli.command_list import COMMANDS, introduction, overview
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
 """The variable that the scripts of Typer set when a shell asks what a word could be completed to."""
@@ -56,7 +59,7 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 100)
     before = _written()
     try:
-        with shielded():
+        with shielded(), warnings_as_lines():
             status = _run(before)
     except Interrupted as signal:  # before the command began, or after it ended
         status = _fail(_interrupted(before), signal.status)

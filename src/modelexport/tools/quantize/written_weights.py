@@ -133,15 +133,16 @@ class _Comparison:
         names, maker = {value.name for value in region.inputs}, target.producer()
         written = Region.between([target], lambda value: value.producer() is not None and value.name not in names)
         states = {value.name for node in inside for value in node.inputs[_STATES.get(node.op_type, slice(0))] if value}
-        right, made, *near = (
-            _computed(model, part, data, array.astype(data.dtype.numpy()), weights, states)
-            for model, part, array, weights in (
-                (self._before, region, feeds, {}),
-                (self._after, written, feeds, {}),
-                (self._before, region, moved, {}),
-                *((self._before, region, feeds, self._moved(node)) for node in inside),
+        right, moved, made, *others = (
+            result
+            for model, part, arrays, weights in (
+                (self._before, region, (feeds, moved), {}),
+                (self._after, written, (feeds,), {}),
+                *((self._before, region, (feeds,), self._moved(node)) for node in inside),
             )
+            for result in _computed(model, part, data, [a.astype(data.dtype.numpy()) for a in arrays], weights, states)
         )
+        near = [moved, *others]
         if made.shape != right.shape:
             return math.inf
         rounding = np.spacing((region.outputs[0].dtype or ir.DataType.FLOAT).numpy().type(2))
@@ -194,7 +195,8 @@ class _Comparison:
             region = Region.between(back.outputs, lambda each: each is not value)
             for name in sorted({value.name or "", back.outputs[0].name or ""} & {*self._measured}):
                 ends = np.array(self._range(self._there[name]), np.float32)
-                if (np.abs(_computed(self._after, region, value, ends) - ends) > _scale(node)).any():
+                [back_again] = _computed(self._after, region, value, [ends])
+                if (np.abs(back_again - ends) > _scale(node)).any():
                     yield name, "does not have the range of the data"
 
 
@@ -250,15 +252,15 @@ def _computed(
     source: ir.Model,
     region: Region,
     data: ir.Value,
-    feed: Any,
+    arrays: Sequence[Any],
     weights: Mapping[ir.Value, ir.Value] = MappingProxyType({}),
     without: Collection[str | None] = (),
-) -> Any:
-    """The result of a region of a model for one input; what else it takes is zero, or missing if it can do without."""
+) -> Iterator[Any]:
+    """The results of a region of a model for inputs; what else it takes is zero, or missing if it can do without."""
     nodes = [node for node in source.graph if node in region.nodes]
     taken = [*region.inputs, *weights_of(nodes)]
     graph = copy_of(ir.GraphView(taken, region.outputs, nodes=nodes, opset_imports=source.opset_imports))
-    feeds = {}
+    others = {}
     for value in (value for node in graph for value in node.outputs):
         value.shape = None
     for value, copied in zip(taken, list(graph.inputs), strict=True):
@@ -271,11 +273,13 @@ def _computed(
             share_tensor(copied, weights.get(value, value))
             graph.register_initializer(copied)
         else:
-            copied.shape, copied.type = None, ir.TensorType(ir.DataType.from_numpy(feed.dtype))
-            feeds[copied.name or ""] = feed if value.name == data.name else np.zeros(1, feed.dtype)
+            copied.shape, copied.type = None, ir.TensorType(ir.DataType.from_numpy(arrays[0].dtype))
+            others[copied.name or ""] = np.zeros(1, arrays[0].dtype)
     model = ir.Model(graph, ir_version=source.ir_version)
-    [result] = run_session(open_session(unsigned_copy(model) or model), feeds).values()
-    return result.astype(np.float32)
+    session = open_session(unsigned_copy(model) or model)
+    for array in arrays:
+        [result] = run_session(session, others | {data.name or "": array}).values()
+        yield result.astype(np.float32)
 
 
 def _largest_error(error: Any, moves: Sequence[Any], slack: float, channels: int | None) -> float:
