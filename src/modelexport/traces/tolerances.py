@@ -47,8 +47,11 @@ SCORES_OF_PYTORCH = 1e-6
 # Runs in the types of a model.
 HIDES = 1e4
 """A number of this size in a mask hides in every type, in half precision, too: it counts as infinite."""
-SUMS_IN_FLOAT32 = 2.0**-20
-"""How far off sums and products in float32 may be, as a share of the largest element."""
+TIMES_MOVED = 1.25
+"""The most that the norm of a quantized product's error may be, in norms of what half a step of its numbers changes:
+right ones have at most 0.93, and a zero point that is off by one has 2."""
+OF_BIASES = 1 / 127
+"""The share of those norms that a bias may be off by: it is rounded to the product of both steps."""
 ONE_STEP = 1.01
 """How many steps off a rounded activation may be: one, and the rounding of a product."""
 TIMES_OWN = 16.0

@@ -26,11 +26,8 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.quantize.equal_method_groups import WEIGHTS, weighted_nodes
 from modelexport.tools.quantize.methods import Method
 from modelexport.tools.quantize.weights_behind import same_nodes
+from modelexport.traces.tolerances import OF_BIASES, TIMES_MOVED
 
-_LIMIT = 1.25
-"""The most that the norm of an error may be, in norms of what moved numbers change: at most 1 of a product."""
-_BIASES = 1 / 127
-"""The share of what moved numbers change that a bias is rounded to, whose step is the product of both steps."""
 _TOGETHER = 16
 """How many errors have one norm: a block of weights with one scale has at least as many."""
 _EVERY = 15
@@ -105,7 +102,7 @@ class _Comparison:
                 except (UsageError, ValueError) as error:
                     yield value.name or "", f"cannot be compared with the floating-point model ({error})"
                 else:
-                    if not steps <= _LIMIT:  # it may be no number
+                    if not steps <= TIMES_MOVED:  # it may be no number
                         yield value.name or "", f"is off by {steps:.3g} times what rounding explains"
         for node in products:
             if node not in compared:
@@ -296,7 +293,7 @@ def _largest_error(error: Any, moves: Sequence[Any], slack: float, channels: int
         return np.sqrt(np.add.reduceat(rows, np.arange(0, len(rows), len(rows) if channels is None else _TOGETHER)))
 
     largest = max(float(np.abs(each).max(initial=0)) for each in moves)
-    slack += largest * _BIASES
+    slack += largest * OF_BIASES
     unit = np.float32(max(largest, slack))  # so that squares are numbers of float32, too
     explained = sum(norms(each / unit) for each in (*moves, np.full_like(error, slack)))
     return float((norms(error / unit) / explained).max(initial=0))
