@@ -61,6 +61,21 @@ def test_an_order_that_matters_is_stated(
     assert not takes or not all(eval(one.formula, {}, named) for one in result.valid_if)
 
 
+@pytest.mark.parametrize(
+    ("holds", "formula"),
+    [
+        (lambda n, m: n - m > 12, "x_axis_0 <= y_axis_0 + 12"),
+        (lambda n, m: n > 5 * m, "x_axis_0 <= 5 * y_axis_0"),
+    ],
+)
+def test_a_distance_or_a_factor_that_a_trace_compares_is_read_from_the_code(
+    holds: Callable[[int, int], bool], formula: str, tmp_path: Path
+) -> None:
+    inputs = torch.rand(5, 4), torch.rand(5, 4)
+    result = export(Compares(decided(holds)), inputs, tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [one.formula for one in result.valid_if] == [formula]
+
+
 def decided(holds: Callable[[int, int], bool]) -> Callable[..., torch.Tensor]:
     return lambda x, y: x.sum(0) + y.sum(0) * (2 if holds(len(x), y.shape[0]) else 1)
 

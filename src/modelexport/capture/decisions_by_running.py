@@ -7,10 +7,14 @@ decides by tensors made of sizes (``if torch.arange(n).max() > 5``): other instr
 from __future__ import annotations
 
 import contextlib
+import dis
 import sys
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from types import FrameType
+from itertools import permutations, product
+from types import CodeType, FrameType
 from typing import Any
 
 import onnx_ir as ir
@@ -96,10 +100,13 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
 def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Iterator[SizeCondition]:
     """A condition for each axis with whose other sizes other instructions of the model's code run."""
     sizes, before = symbol_sizes(inputs, graph), list(changeable_sizes(inputs, graph))
-    path = _instructions(model, inputs)
+    codes: set[CodeType] = set()
+    path = _instructions(model, inputs, codes)
 
     def deciding(changed: Mapping[str, int]) -> tuple[str, str] | bool | None:
         """The line that decides otherwise, ``None`` if none does; False if the model does not accept the sizes."""
+        if too_large(inputs, graph, {**sizes, **changed}):
+            return False
         other = _instructions(model, with_sizes(inputs, graph, {**sizes, **changed}))
         if path is None or other is None:
             return False
@@ -112,6 +119,9 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
     def decides_alike(symbol: str, size: int) -> bool:
         return deciding({symbol: size}) is None
 
+    pairs = list(permutations(before if path is not None else (), 2))
+    for number, (first, second) in product(_compared_numbers(codes) if pairs else (), pairs):
+        yield from _bound_by_other(first, second, sizes, number, deciding)
     changes = (next_odd, lambda n: 4 * n, lambda n: max(n // 2, 1))
     together = [{symbol: change(sizes[symbol]) for symbol in before} for change in changes]
     if not any(deciding(changed) is not None for changed in together if changed):
@@ -128,11 +138,60 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
             yield SizeCondition(f"{bounds.format(symbol)}", where, source, in_model=True)
 
 
+def _bound_by_other(
+    first: str, second: str, sizes: Mapping[str, int], number: int, deciding: Callable[[Mapping[str, int]], Any]
+) -> Iterator[SizeCondition]:
+    """The condition that an axis is at most a multiple of another one and a number, if runs decide so.
+
+    Args:
+        number: A distance or a factor of the two that the model's code may compare.
+    """
+    ends: list[tuple[int, int]] = []
+    for other in (sizes[second], sizes[second] + 2, 2 * sizes[second] + 3):
+        beyond = number * (other + 1) + 1 if number < _FACTORS else other + number + 1
+        found = deciding({first: beyond, second: other})
+        if not isinstance(found, tuple) or deciding({second: other}) is not None:
+            return
+
+        def decides(size: int, other: int = other) -> bool:
+            return deciding({first: size, second: other}) is not None
+
+        larger = range(sizes[first] + 1, beyond)
+        ends.append((other, sizes[first] + bisect_left(larger, True, key=decides)))
+        where, source = found
+    (one, end), *others = ends
+    factor = (others[0][1] - end) // (others[0][0] - one)
+    if factor > 0 and all(last == end + factor * (other - one) for other, last in others):
+        rest = end - factor * one
+        formula = f"{first} <= {factor} * {second} {'-' if rest < 0 else '+'} {abs(rest)}"
+        yield SizeCondition(formula.replace(" 1 * ", " ").removesuffix(" + 0"), where, source, in_model=True)
+
+
+def _compared_numbers(codes: Collection[CodeType]) -> list[int]:
+    """The integers in lines of code that compare, of those that a covering set of two sizes may not reach."""
+    numbers = set[int]()
+    for code in codes:
+        lines = defaultdict[int | None, list[dis.Instruction]](list)
+        for each in dis.get_instructions(code):
+            lines[each.positions.lineno if each.positions else None].append(each)
+        for line in lines.values():
+            if any(each.opname in ("COMPARE_OP", "CONTAINS_OP") for each in line):
+                numbers |= {n for each in line if type(n := each.argval) is int and each.opname in _LOAD}
+    return [number for number in sorted(numbers) if _LEAST <= number <= _MOST]
+
+
+_LOAD = ("LOAD_CONST", "LOAD_SMALL_INT")
+_LEAST, _FACTORS, _MOST = 5, 10, 64
+"""The least number that is tried as a distance or a factor, from which it is only tried as a distance, and the most."""
 _Path = list[tuple[str, int, int]]
 
 
-def _instructions(model: nn.Module, inputs: Inputs) -> _Path | None:
-    """The instructions of the model's code in a run: files, positions and lines. ``None`` if the run fails."""
+def _instructions(model: nn.Module, inputs: Inputs, codes: set[CodeType] | None = None) -> _Path | None:
+    """The instructions of the model's code in a run: files, positions and lines. ``None`` if the run fails.
+
+    Args:
+        codes: The code that runs is added to it.
+    """
     path: _Path = []
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -140,6 +199,8 @@ def _instructions(model: nn.Module, inputs: Inputs) -> _Path | None:
             return None
         # Python 3.13 sends the instructions of frames that are traced when they are asked for.
         frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = trace, True, False
+        if event == "call" and codes is not None:
+            codes.add(frame.f_code)
         if event == "opcode":
             path.append((frame.f_code.co_filename, frame.f_lasti, frame.f_lineno))
         return trace
