@@ -57,6 +57,7 @@ MODELS = {
 """Name to a builder and the leaves that run outside of branches."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_compiled_has_its_calls_and_agrees(name: str, tmp_path: Path) -> None:
     build, leaves = MODELS[name]

@@ -35,6 +35,7 @@ class Pools(nn.Module):
         return [self.then(pool(x)) for pool in self.pools]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("size", [6, 7])
 def test_the_declared_sizes_are_those_of_the_results(size: int, frontend: str, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_parameters_may_be_added_where_the_table_allows_it(monkeypatch: pytest.M
     assert problem("export").startswith("takes (mod, args, ")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("frontend", "name"), [(row.use, name) for name, row in TABLE.items() if row.required])
 def test_a_front_end_whose_files_would_be_wrong_is_refused(
     frontend: Any, name: str, monkeypatch: pytest.MonkeyPatch

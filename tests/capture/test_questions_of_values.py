@@ -53,15 +53,16 @@ class Experts(nn.Module):
 WAYS_TO_SKIP = ("rows", "any", "count", "numel")
 
 
-def test_experts_that_are_skipped_in_the_example_are_in_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ways", [("rows", "numel"), pytest.param(WAYS_TO_SKIP, marks=pytest.mark.slow)])
+def test_experts_that_are_skipped_in_the_example_are_in_the_file(ways: tuple[str, ...], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(*map(Experts, WAYS_TO_SKIP)).eval()
+    model = nn.Sequential(*map(Experts, ways)).eval()
     result = export(model, torch.randn(1, 8), tmp_path / "x.onnx", verify=True)
     assert result.verified is not None
     assert result.verified.agrees
     experts = {f"{layer}.experts.{number}" for layer in range(len(model)) for number in range(2)}
     assert {row.address for row in result.tree if row.nodes} >= experts
-    assert len(result.hierarchy.settings.presumed) == len(WAYS_TO_SKIP)
+    assert len(result.hierarchy.settings.presumed) == len(ways)
     for seed in range(4):
         torch.manual_seed(seed)
         other = torch.randn(1, 8)
@@ -111,6 +112,7 @@ def refused(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("forward", [asserted, refused])
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_a_model_may_refuse_inputs_by_their_values(forward: Forward, frontend: str, tmp_path: Path) -> None:
@@ -160,10 +162,10 @@ class Steps(nn.Module):
 
 
 def test_what_constants_decide_is_as_in_the_example(tmp_path: Path) -> None:
+    with pytest.raises((CaptureError, CheckError)):
+        export(Steps(), {"x": torch.randn(2, 4), "mask": torch.zeros(2, 4)}, tmp_path / "x.onnx")
     for mask in (torch.ones(2, 4), torch.zeros(2, 4)):
         inputs = {"x": torch.randn(2, 4), "mask": mask}
-        with pytest.raises((CaptureError, CheckError)):
-            export(Steps(), {**inputs, "mask": torch.zeros(2, 4)}, tmp_path / "x.onnx")
         result = export(Steps(), inputs, tmp_path / "x.onnx", constants=["mask"])
         assert not result.hierarchy.settings.presumed
         (tmp_path / "x.onnx").unlink()
@@ -231,6 +233,7 @@ def test_what_follows_if_all_are_selected_is_tried(tmp_path: Path) -> None:
         export(Asks(early), torch.randn(4, 4), tmp_path / "x.onnx", frontend="dynamo")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("forward", [while_any, while_counted, until_none])
 def test_a_loop_that_ends_by_values_is_refused_with_its_line(forward: Forward, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"test_questions_of_values.py:\d+"):

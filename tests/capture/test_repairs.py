@@ -160,7 +160,7 @@ def test_both_front_ends_compute_what_pytorch_does(case: str, frontend: Any, tmp
     [
         nn.LSTM(8, 6, 2, proj_size=3, batch_first=True),
         pytest.param(nn.LSTM(8, 6, 2, proj_size=3, bidirectional=True), marks=pytest.mark.slow),
-        nn.LSTM(8, 6, 1, proj_size=2, bias=False),
+        pytest.param(nn.LSTM(8, 6, 1, proj_size=2, bias=False), marks=pytest.mark.slow),
     ],
 )
 def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> No
 
 def test_a_recurrent_layer_with_projection_may_get_one_step(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    layer, inputs = nn.LSTM(8, 6, proj_size=3, bidirectional=True).eval(), (torch.randn(4, 2, 8),)
+    layer, inputs = nn.LSTM(8, 6, proj_size=3).eval(), (torch.randn(4, 2, 8),)
     export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo", dynamic=True, check=False)
     for steps in (4, 2, 1):
         assert wrong(tmp_path / "m.onnx", layer, (torch.randn(steps, 2, 8),)) == ""

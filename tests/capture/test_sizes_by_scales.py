@@ -24,6 +24,7 @@ class Scaled(nn.Module):
         return nn.functional.interpolate(x, **self.how)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 @pytest.mark.parametrize(("height", "width"), [(10, 20), (90, 100)])
 def test_a_fixed_size_is_declared_and_computed_as_pytorch_computes_it(
@@ -34,6 +35,7 @@ def test_a_fixed_size_is_declared_and_computed_as_pytorch_computes_it(
     onnx.checker.check_model(tmp_path / "m.onnx", full_check=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
 @pytest.mark.parametrize("scale", [0.7, 0.29, 1.1, 2.3])
 def test_dynamic_sizes_are_pytorchs(scale: float, mode: str, tmp_path: Path) -> None:

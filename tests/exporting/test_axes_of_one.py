@@ -59,8 +59,9 @@ def pairs(model: Computes, x: torch.Tensor) -> torch.Tensor:
 FUNCTIONS = (branch, loop, class_token, state, squeezed, pairs)
 
 
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.sweep
 @pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_a_file_of_one_row_is_right_for_others_or_takes_no_others(
     function: Callable[..., torch.Tensor], frontend: Any, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_file_that_others_made_of_one_row_differs_at_two(tmp_path: Path) -> No
     assert [one.what for one in report.others if one.status == "differ"] != []
 
 
+@pytest.mark.slow
 def test_a_named_axis_of_one_has_to_be_right_for_one(tmp_path: Path) -> None:
     named = RequestedNames(axes={("x", 0): "batch"})
     with pytest.raises((CheckError, UsageError), match="batch"):
@@ -112,7 +114,7 @@ def test_a_mask_that_is_broadcast_keeps_taking_the_example(tmp_path: Path) -> No
             return x.reshape(len(x), -1, 2, 2).transpose(1, 2) * mask
 
     inputs = {"x": torch.rand(1, 5, 4), "mask": torch.ones(1, 1, 5, 2)}
-    result = export(Masked().eval(), inputs, tmp_path / "x.onnx", dynamic=True, verify=True)
+    result = export(Masked().eval(), inputs, tmp_path / "x.onnx", dynamic=True, verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
 

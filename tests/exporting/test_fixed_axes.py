@@ -53,7 +53,7 @@ def sizes(path: Path) -> dict[str, list[int | str]]:
     }
 
 
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
 def test_an_axis_that_the_file_fixes_gets_its_size(frontend: str, tmp_path: Path) -> None:
     result = export(Two().eval(), INPUTS, tmp_path / "x.onnx", frontend=frontend, dynamic=True)  # type: ignore[arg-type]
     found = sizes(tmp_path / "x.onnx")
@@ -67,6 +67,7 @@ def test_an_axis_that_the_file_fixes_gets_its_size(frontend: str, tmp_path: Path
     assert verify(Two().eval(), INPUTS, tmp_path / "x.onnx").outputs
 
 
+@pytest.mark.slow
 def test_an_axis_that_was_named_has_to_be_dynamic(tmp_path: Path) -> None:
     named = read_interface(NameOptions(axes=["x:1=rows"]))
     with pytest.raises(CheckError, match=r"inner fixes a size that was to be dynamic, rows \(axis 1 of x\)"):
@@ -117,6 +118,7 @@ class Counted(nn.Module):
         return counted * np.sqrt(counted.shape[0])  # TorchDynamo captures it
 
 
+@pytest.mark.slow
 def test_axes_that_a_capture_makes_constants_are_listed(tmp_path: Path) -> None:
     inputs = {"square": torch.rand(2, 25), "smaller": torch.rand(5, 5)}
     models = (Constants(), inputs), (Counted(), {"counted": torch.rand(6)})

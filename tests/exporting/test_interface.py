@@ -109,6 +109,7 @@ def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

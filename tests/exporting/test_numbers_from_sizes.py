@@ -111,7 +111,8 @@ class All(nn.Module):
     ("frontend", "names"),
     [
         ("dynamo", tuple(FUNCTIONS)[::8]),
-        ("torchscript", BY_TRACE),
+        ("torchscript", BY_TRACE[::2]),
+        pytest.param("torchscript", BY_TRACE, marks=pytest.mark.slow),
         pytest.param("dynamo", tuple(FUNCTIONS), marks=pytest.mark.slow),
     ],
 )

@@ -39,7 +39,7 @@ class Compares(nn.Module):
         return self.function(x, y)
 
 
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("function", "shapes", "other"),
     [
@@ -49,6 +49,7 @@ class Compares(nn.Module):
         (shorter_axis, [(6, 12), (4,)], [(9, 4), (4,)]),
     ],
 )
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_an_order_that_matters_is_stated(
     function: Callable[..., torch.Tensor], shapes: Any, other: Any, frontend: Any, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ QUESTIONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("body", [decided, padded])
 def test_what_two_sizes_decide_is_right_at_all_sizes_that_a_trace_declares(

@@ -50,7 +50,7 @@ class Decides(nn.Module):
 INPUTS = {"x": torch.rand(2, 9, 8), "y": torch.rand(2, 6)}
 
 
-@pytest.fixture(scope="module", params=["dynamo", "torchscript"])
+@pytest.fixture(scope="module", params=["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
 def exported(request: Any, tmp_path_factory: Any) -> Any:
     path = tmp_path_factory.mktemp("sizes") / "x.onnx"
     return export(Decides().eval(), INPUTS, path, frontend=request.param, dynamic=True)
@@ -141,6 +141,7 @@ class Root(nn.Module):
         return x / math.cos(x.shape[1]), y * 2
 
 
+@pytest.mark.slow
 def test_no_named_axis_becomes_constant(tmp_path: Path) -> None:
     named = RequestedNames(leading=["batch", "rows"])
     with pytest.raises(CheckError, match=r"rows \(axis 1 of x\): it is a constant of the file: test_size_con"):
@@ -166,6 +167,7 @@ def test_sizes_of_which_onnx_runtime_has_another_mean_of_nothing_are_excluded(tm
     assert [one.formula for one in result.valid_if] == ["x_axis_0 >= 3"]
 
 
+@pytest.mark.slow
 def test_an_axis_is_fixed_if_the_file_is_wrong_with_a_size_that_its_conditions_allow(tmp_path: Path) -> None:
     class InFours(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -314,7 +316,7 @@ def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
     assert Refuses.runs == 1
 
 
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
 def test_a_product_with_a_fraction_that_is_rounded_is_a_condition(frontend: Any, tmp_path: Path) -> None:
     class Shortens(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -336,7 +338,7 @@ class Bag(nn.Module):
 
 def test_offsets_stay_within_what_they_point_into(tmp_path: Path) -> None:
     inputs = {"ids": torch.arange(40) % 37, "offsets": torch.tensor([0, 5, 11, 20, 28, 40])}
-    result = export(Bag(), inputs, tmp_path / "m.onnx", dynamic=True)
+    result = export(Bag(), inputs, tmp_path / "m.onnx", dynamic=True, documents=False)
     assert result.check.status == "passed"
     model = read_tagged(tmp_path / "m.onnx").model
     ids, offsets = symbol_sizes(inputs, model)

@@ -104,15 +104,12 @@ def test_a_report_has_coverage_and_cost_on_one_page(exported: Exporter, tmp_path
     assert '"flops"' in page
 
 
-def test_errors_of_a_verification_are_a_column(tmp_path: Path) -> None:
+def test_errors_of_a_verification_are_a_column(exported: Exporter) -> None:
     from modelexport.tables.columns import ERROR
     from modelexport.tables.costs import cost
 
-    case = models.case("blocks")
-    model = case.build()
-    modelexport.export(model, case.inputs(), tmp_path / "blocks.onnx", check=False)
-    report = modelexport.verify(model, case.inputs(), tmp_path / "blocks.onnx")
-    table = cost(tmp_path / "blocks.onnx").with_column(ERROR, report.errors)
+    report = exported("blocks").verified
+    table = cost(exported("blocks").path).with_column(ERROR, report.errors)
     rows = {row.address: row for row in table.rows()}
     found = {call.address or ".": call for call in report.calls}
     assert table.document()["columns"]["error"] == "error, share of size"

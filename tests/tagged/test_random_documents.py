@@ -104,7 +104,7 @@ def described(module: nn.Module, tags: Tags, model: ir.Model) -> documents.Hiera
     return hierarchy_document(facts, model, tags, boundaries)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tagged_graphs())
 def test_the_documents_of_random_models_agree_and_are_read_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, made: tuple[Runner, Tags, ir.Model]

@@ -69,6 +69,7 @@ def test_a_parameter_without_elements(tmp_path: Path) -> None:
     assert proven(Unregistered(), {"x": torch.randn(2, 3, 8)}, tmp_path).agrees
 
 
+@pytest.mark.slow
 def test_a_mask_that_hides_all_of_a_row_by_the_smallest_number(tmp_path: Path) -> None:
     """Doge: PyTorch averages there; transformers' exporter writes zeros."""
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 24}
