@@ -272,18 +272,16 @@ def test_verify_generates_in_both_from_padded_prompts_and_from_each_alone(llama:
 
 
 def test_verify_names_the_step_and_the_module_that_differ(llama: tuple[Path, Path], tmp_path: Path) -> None:
-    model, folder = llama
-    shutil.copytree(folder, tmp_path / "wrong")
+    shutil.copytree(llama[1], tmp_path / "wrong")
     graph = onnx.load(tmp_path / "wrong" / "decode.onnx", load_external_data=False)
     wrong = next(node for node in graph.graph.node if _call(node) == "model.layers.1.mlp")
     assert wrong.op_type == "Mul"
     wrong.input[1] = wrong.input[0]
     onnx.save(graph, tmp_path / "wrong" / "decode.onnx")
-    (tmp_path / "llama").symlink_to(model)
-    done = run("verify", "wrong", "--model", "llama", "--new-tokens", "4", "--json", cwd=tmp_path)
-    runs = json.loads(done.stdout)["runs"]
-    assert done.returncode == 1
-    assert {(one["first_wrong_logits"], one["module"]) for one in runs} == {(0, "model.layers.1.mlp")}
+    model = load_model(str(llama[0])).model
+    report = modelexport.verify_generation(model, tmp_path / "wrong", example_prompts(model, None)[:1], new_tokens=4)
+    assert {(one.first_wrong_logits, one.module) for one in report.runs} == {(0, "model.layers.1.mlp")}
+    assert not report.agrees
 
 
 def test_a_package_of_another_model_generates_something_else(llama: tuple[Path, Path]) -> None:
