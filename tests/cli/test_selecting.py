@@ -83,6 +83,7 @@ def test_no_command_that_takes_selectors_is_left_out() -> None:
     assert found - {"export", "to-torch"} == set(COMMANDS)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_takes_a_union_without_what_is_taken_away(
     exported: Exporter, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

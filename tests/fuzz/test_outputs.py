@@ -223,6 +223,7 @@ WORDS = {
 MODELS = sorted(WORDS.keys() - {"inputs", "report", "place", "kit", "to-torch", "example"})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 def test_a_result_that_does_not_load_is_not_written(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = WORDS[name] if " " in name else [name, *WORDS[name]]

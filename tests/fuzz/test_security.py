@@ -84,6 +84,7 @@ def swapped(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"blocks.0", b"blocks.9"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("change", [rewritten, swapped])
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
 def test_linked_weights_that_changed_are_refused(
@@ -166,6 +167,7 @@ def make():
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula[:20])
 def test_a_size_that_is_a_formula_is_never_executed_and_takes_no_time(formula: str, place: Path) -> None:
     model = onnx.load("plain.onnx")

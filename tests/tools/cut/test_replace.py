@@ -72,6 +72,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "module"), MODULES)
 def test_a_module_replaced_by_itself_changes_nothing(
     name: str, module: str, exported: Exporter, tmp_path: Path
@@ -116,6 +117,7 @@ def is_of(node: ir.Node, module: str) -> bool:
 OPERATORS = [("llama", "model.layers.*"), ("llama", "**.mlp"), ("bert", "class:LayerNorm"), ("blocks", "shared")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "selector"), OPERATORS)
 def test_an_operator_with_the_old_module_as_its_body_computes_the_same(
     name: str, selector: str, exported: Exporter, tmp_path: Path

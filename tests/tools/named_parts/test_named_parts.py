@@ -334,7 +334,13 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "a state of an input that is not there"))
+        for name in WRONG
+    ],
+)
 def test_a_wrong_request_is_one_line(name: str, tmp_path: Path) -> None:
     parts, said = WRONG[name]
     with pytest.raises(ModelExportError, match=said) as raised:

@@ -265,6 +265,7 @@ GRAPHS = {
 """Graphs that a quantizer of ONNX Runtime refuses, or makes a file of that does not load."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_nodes_for_which_a_method_has_no_operators_stay_as_they_are(graph: str, tmp_path: Path) -> None:
     text = f'<ir_version: 8, opset_import: ["": 17]> g (float[4, 4] x) => (float[a, b] y) {{ {graph} }}'
@@ -401,6 +402,7 @@ def test_what_is_quantized_by_default_saturates_on_no_processor(method: str, ope
     assert distance(outputs(tmp_path / "q.onnx"), outputs(file)) < 0.04
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["int8-dynamic", "int8-static", "int8-weights"])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.5), (1.0, 0.0), (0.5, 1.0), (-2.0, 3.0)])
 def test_the_factors_of_a_gemm_are_in_its_weight_and_bias(

@@ -146,6 +146,7 @@ SMALL_AND_ENDLESS: dict[str, tuple[list[Any], dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SMALL_AND_ENDLESS)
 def test_a_small_file_is_converted_in_seconds(name: str, tmp_path: Path) -> None:
     nodes, weights, sizes = SMALL_AND_ENDLESS[name]

@@ -91,6 +91,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_computes_what_the_runtime_does(name: str, tmp_path: Any) -> None:
     """The first operand is an input, the others are in the file."""
@@ -127,6 +128,7 @@ LEARNS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("operator", LEARNS)
 def test_gradients_are_right(operator: str) -> None:
     """Of the input and of every entry, against differences in float64."""
