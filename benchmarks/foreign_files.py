@@ -563,7 +563,9 @@ def _optimized(file: pathlib.Path, place: pathlib.Path) -> pathlib.Path:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--backend":
+    if sys.argv[1:2] in ([], ["--help"]):
+        print(__doc__)
+    elif sys.argv[1] == "--backend":
         backend(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     else:
         main(pathlib.Path(sys.argv[1]), sys.argv[2:])
