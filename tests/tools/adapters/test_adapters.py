@@ -296,7 +296,7 @@ REFUSED = [
     ({"use_qalora": True}, "uses use_qalora, which modelexport cannot apply"),
     ({"an_option_of_tomorrow": 1}, "uses an_option_of_tomorrow"),
     ({"init_lora_weights": "pissa"}, "changes the base model too"),
-    ({"rank_pattern": {"(": 2}}, "has a pattern '(' that is none"),
+    ({"rank_pattern": {"(": 2}}, "has a pattern '(' that is not a regular expression"),
     ({"r": "four"}, "is damaged or another document"),
 ]
 
