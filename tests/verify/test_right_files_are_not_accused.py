@@ -19,6 +19,7 @@ from modelexport.capture import FrontEnd
 from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.fixed_axes import Tried
 from modelexport.exporting.unrecorded_decisions import UnrecordedDecisions
+from modelexport.graph.undetermined_ranks import undetermined_ranks
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tools.compare.against_file import verify_against
@@ -220,3 +221,8 @@ def test_a_rank_that_depends_on_a_size_is_not_declared(frontend: FrontEnd, tmp_p
         ).verified
     assert report is not None
     assert report.agrees, report
+
+
+def test_a_shape_that_is_an_attribute_determines_a_rank() -> None:
+    graph = '<ir_version: 3, opset_import: ["" : 4]> g (float[n] x) => (float[m] y) { y = Reshape <shape = [-1]> (x) }'
+    assert not undetermined_ranks(ir.serde.deserialize_model(parser.parse_model(graph)))

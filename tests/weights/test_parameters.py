@@ -337,3 +337,8 @@ def test_steps_name_entries_and_earlier_steps() -> None:
 def test_a_step_that_cannot_be_run_is_named() -> None:
     with pytest.raises(FileFormatError, match="step 0 of a transform, Transpose, cannot be run"):
         apply_transform([TransformStep("Transpose", ["w"], {"perm": [1, 0]}, 13)], {"w": np.ones(3)})
+
+
+def test_float32_between_conversions_rounds_nothing_in_a_run_in_float64() -> None:
+    steps = [TransformStep("Cast", ["w"], {"to": 1}, 13), TransformStep("Cast", ["%0"], {"to": 11}, 13)]
+    assert apply_transform(steps, {"w": np.array(1 / 3)}, wide=True) == 1 / 3

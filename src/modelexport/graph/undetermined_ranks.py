@@ -51,7 +51,7 @@ def _is_undetermined(node: ir.Node, depends: bool, found: set[ir.Value]) -> bool
             taken = node.inputs[0]
             return depends or taken is None or taken.shape is None or not taken.shape.is_static()
         case "", "Reshape":
-            return node.inputs[1] in found
+            return not found.isdisjoint(node.inputs[1:])  # before opset 5 it is an attribute
         case "", operator if operator.startswith("Reduce") and _takes_no_axes(node):
             return depends and node.attributes.get_int("keepdims", 1) == 1
     return depends

@@ -62,7 +62,7 @@ def read_value(folder: Path, value: Any) -> Any:
 
 def output_error(right: Any, result: Any) -> float | None:
     """The norm of the difference over that of the right array; of wide integers, the share that differs; None if
-    the shape is another, or an element is infinite or not a number where it should not be."""
+    the shape is another, or an element or the error is infinite or not a number where it should not be."""
     if right.shape != result.shape:
         return None
     if right.dtype.kind == "b" or (right.dtype.kind in "iu" and right.dtype.itemsize > 2):
@@ -73,7 +73,8 @@ def output_error(right: Any, result: Any) -> float | None:
     if not alike or (np.abs(result[large]) < 6e4).any() or not np.isfinite(result[~large]).all():
         return None
     size, apart = (float(np.linalg.norm(array)) for array in (right[~large], (right - result)[~large]))
-    return apart / size if size else apart
+    error = apart / size if size else apart
+    return error if np.isfinite(error) else None  # squares overflow
 
 
 def serve() -> None:

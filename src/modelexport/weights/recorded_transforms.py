@@ -84,7 +84,8 @@ def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool, later: Seque
         return (array.astype(np.float64) if wide and array.dtype.kind not in "biu" else array,)
     if wide and step.op_type == "Cast" and (to := ir.DataType(step.attributes["to"])).is_floating_point():
         wider = any(one.op_type == "Cast" and ir.DataType(one.attributes["to"]).bitwidth > to.bitwidth for one in later)
-        return ((inputs[0].astype(to.numpy()) if wider else inputs[0]).astype(np.float64),)  # there and back rounds
+        rounds = wider and to.bitwidth < ir.DataType.FLOAT.bitwidth  # there and back; float32 stands for float64 here
+        return ((inputs[0].astype(to.numpy()) if rounds else inputs[0]).astype(np.float64),)
     if step.domain == packed.DOMAIN:
         return (packed.run(step.op_type, step.attributes, inputs),)
     attributes = {

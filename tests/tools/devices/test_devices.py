@@ -19,6 +19,7 @@ from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import runner_process
 from modelexport.runtime.devices import Device, find_device, find_devices
+from modelexport.runtime.runner import output_error
 from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes, with_fixed_sizes
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import RegionCutter
@@ -232,6 +233,11 @@ def test_what_is_wrong_with_a_device_is_one_line(file: Path, device: str, messag
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_error_that_no_number_of_float64_is_cannot_be_compared() -> None:
+    with np.errstate(over="ignore"):
+        assert output_error(np.ones(2), np.array([1, 1e200])) is None
 
 
 def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
