@@ -33,7 +33,7 @@ _SIZES = (
 )  # fmt: skip
 """The sizes of a dynamic first axis, of those between, and of the last: up to an image, and a second of sound."""
 _SIZES_OF_SCANS = ((1, 512, 512), (1, 16_000, 16_000))
-"""What comes before them for a file with a ``Scan``: ONNX Runtime ends the process when one has nothing to scan."""
+"""Sizes that are tried first for a file with a ``Scan``: ONNX Runtime ends the process when one has nothing to scan."""
 _NOT_A_NUMBER = "is not a number for any of them"
 
 
@@ -45,9 +45,9 @@ def make_random_inputs(
     known: Mapping[str, Any] | None = None,
     sized: ir.Model | None = None,
 ) -> dict[str, Any]:
-    """Arrays that a file has run with: numbers drawn from a normal distribution, whole numbers, true.
+    """Arrays that a file has run with: normal numbers, integers from 1 to a bound that fits, as token ids, and true.
 
-    Those that gave a NaN are taken if no others fit. A whole number that the graph compares with a constant is that.
+    Those that gave a NaN are taken if no others fit. An integer that the graph compares with constants is one of them.
 
     Args:
         model: The file, for its inputs' types and shapes.

@@ -156,22 +156,18 @@ def _judged(outputs: Sequence[Difference], compared: Compared, other_weights: bo
     Args:
         other_weights: Whether the file has other weights than the model, which the run in float64 replaced.
     """
-    trace = compared.end_to_end.trace
-    reason = "it depends on random numbers" if compared.end_to_end.reference.random_numbers else ""
-    judged, agrees = [], compared.agrees and compared.unknown is None and compared.end_to_end.reference.is_float64
-    agrees = agrees and not other_weights
+    matches, judged = compared.end_to_end, []
+    # Not shared with check_outputs, to which NaN, contradicted owners, a model that refuses float64 may be rounding.
+    agrees = compared.agrees and compared.unknown is None and matches.reference.is_float64 and not other_weights
     for output in outputs:
-        if output.status == "differ" and agrees and output.relative is not None and output.relative < float("inf"):
-            if trace.ties:
-                judged_output = msgspec.structs.replace(
-                    output, status="tie", reason="equal scores were chosen in another order"
-                )
+        status, reason = output.status, output.reason
+        if status == "differ" and agrees and output.relative is not None and output.relative < float("inf"):
+            if matches.trace.ties:
+                status, reason = "tie", "equal scores were chosen in another order"
             else:
-                reason_not_compared = reason or f"in float64 it agrees; in the types of the file {output.reason}"
-                judged_output = msgspec.structs.replace(output, status="not compared", reason=reason_not_compared)
-            judged.append(judged_output)
-        else:
-            judged.append(output)
+                random = "it depends on random numbers" if matches.reference.random_numbers else ""
+                status, reason = "not compared", random or f"in float64 it agrees; in the types of the file {reason}"
+        judged.append(msgspec.structs.replace(output, status=status, reason=reason))
     return judged
 
 

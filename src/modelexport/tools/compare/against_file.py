@@ -36,7 +36,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.tools.compare.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
 from modelexport.tools.compare.node_by_node import run_node_by_node
-from modelexport.tools.compare.two_file_judges import Judges, RunOutputs
+from modelexport.tools.compare.output_comparison import OutputComparison, RunOutputs
 from modelexport.traces.calibration_data import read_data
 from modelexport.traces.inputs_and_example_sizes import make_feeds, sizes_of_other
 from modelexport.traces.outputs_of_two_files import narrowest_type
@@ -110,21 +110,21 @@ def verify_against(
     else:
         around = [_around(first_file, each, cut, second_file) for each in runs]
         fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
-    judges = Judges(first_file, second_file, provider, allowed)
+    comparison = OutputComparison(first_file, second_file, provider, allowed)
     variants, notes = _outputs_of_second(second_file, fitting, provider)
     ran = RunOutputs(expected, variants[0])
-    compared = judges.worse_losses(expected, variants)
+    compared = comparison.worse_losses(expected, variants)
     worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
-    by_nodes, right = judges.node_by_node(runs[worst], fitting[worst], pairs)
+    by_nodes, right = comparison.node_by_node(runs[worst], fitting[worst], pairs)
     alone = run_node_by_node(second_file.model, fitting[worst], right, drawn=by_nodes[0].drawn, replaced=right)
     end_to_end, per_module = (
         {v: measure_loss(v.name or "", right[v], run.arrays[v], allowed) for v in run.arrays if v not in run.unlike}
         for run in (by_nodes[1], alone)
     )
-    judged_outputs = judges.judge(ran, runs, fitting, worst, by_nodes) if cut is None else ran
-    worse = judges.worse_losses(judged_outputs.expected, [judged_outputs.actual, *variants[1:]])
-    compared = [judges.with_same_numbers(losses, by_nodes) for losses in worse]
-    notes += [*judged_outputs.notes, *judges.notes_on_exactness(judged_outputs.expected, variants)]
+    to_compare = comparison.outputs_to_compare(ran, runs, fitting, worst, by_nodes) if cut is None else ran
+    worse = comparison.worse_losses(to_compare.expected, [to_compare.actual, *variants[1:]])
+    compared = [comparison.with_same_numbers(losses, by_nodes) for losses in worse]
+    notes += [*to_compare.notes, *comparison.notes_on_exactness(to_compare.expected, variants)]
     outputs, in_run = _of_all_runs(compared, of_data=data is not None), compared[worst]
     ends = second_file.model.graph.outputs
     without_sequences = len(ends) == len(in_run)
@@ -147,7 +147,7 @@ def verify_against(
         judged=judged,
         notes=notes,
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
-        cause=judged_outputs.cause,
+        cause=to_compare.cause,
     )
 
 

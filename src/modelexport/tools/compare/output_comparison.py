@@ -42,8 +42,8 @@ class RunOutputs:
 
 
 @dataclass(frozen=True)
-class Judges:
-    """Two files that should compute the same."""
+class OutputComparison:
+    """Two files that should compute the same, and what is compared of their outputs."""
 
     first: TaggedFile
     second: TaggedFile
@@ -92,7 +92,7 @@ class Judges:
         right = {second: one.arrays[first] for second, first in pairs.items() if first in one.arrays}
         return (one, run_node_by_node(self.second.model, fed, right, drawn=one.drawn)), right
 
-    def judge(
+    def outputs_to_compare(
         self,
         ran: RunOutputs,
         runs: Sequence[Outputs],
