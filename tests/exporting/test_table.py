@@ -47,7 +47,8 @@ def said_by(path: Path) -> dict[str, Any]:
         for node in walk(model.graph.node)
     ]
     initializers = [[tensor.name, list(tensor.dims), properties(tensor)] for tensor in model.graph.initializer]
-    text = json.dumps([nodes, sorted(initializers)], sort_keys=True)
+    # From 5.24 on, transformers calls its output `past_key_values` `cache`.
+    text = json.dumps([nodes, sorted(initializers)], sort_keys=True).replace('"cache.', '"past_key_values.')
     return {
         "nodes": len(nodes),
         "evidence": dict(sorted(Counter(node[5].get("modelexport.evidence", "untagged") for node in nodes).items())),
