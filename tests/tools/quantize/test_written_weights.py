@@ -172,3 +172,13 @@ def test_a_value_before_a_relu_keeps_its_negative_numbers_for_a_module_that_is_k
     _, right = open_session(tmp_path / "x.onnx").run(None, {"x": x.numpy()})
     _, found = open_session(tmp_path / "q.onnx").run(None, {"x": x.numpy()})
     np.testing.assert_allclose(found, right, atol=0.1)
+
+
+def test_a_bias_of_weights_that_are_all_zero_may_be_off_by_a_step_of_the_result(tmp_path: Path) -> None:
+    product, x = nn.Linear(32, 8), torch.randn(4, 32)
+    nn.init.zeros_(product.weight[:3])
+    nn.init.constant_(product.bias, 0.1)
+    model = nn.Sequential(product, nn.ReLU(), nn.Linear(8, 2))
+    path = modelexport.export(model, x, tmp_path / "x.onnx", check=False).path
+    data = [{"input": x.numpy()}]
+    assert modelexport.quantize(path, tmp_path / "q.onnx", to="int8-static", data=data).methods

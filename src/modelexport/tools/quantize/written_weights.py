@@ -147,6 +147,8 @@ class _Comparison:
         if maker is not None and maker.op_type == "DequantizeLinear" and self._measured:
             right, *near = (np.clip(each, *self._range(target)) for each in (right, *near))
             slack += _scale(maker)
+        if self._measured:  # less than a step of what is stored is lost in any case, as of a bias without weights
+            slack += max([_scale(user) for user in target.consumers() if user.op_type == "QuantizeLinear"], default=0.0)
         channels = None if first.op_type in _STATES else 1 if first.op_type.startswith("Conv") else -1
         return _largest_error(made - right, [each - right for each in near], slack, channels)
 
