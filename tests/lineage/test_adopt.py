@@ -374,6 +374,19 @@ def test_nodes_in_branches_belong_to_the_call_of_their_enclosing_node(condition:
     assert {str(owner.call) for owner in inferred} == {"."}
 
 
+def test_nodes_without_names_in_a_branch_are_within_the_call_of_the_node_that_holds_it() -> None:
+    model = ir.from_onnx_text("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x, bool c) => (float[2] y) {
+            ["/a/Relu"] h = Relu (x)
+            ["/gate/If"] z = If (c) <
+                then_branch = t () => (float[2] o) { o = Neg (h) }, else_branch = e () => (float[2] p) { p = Abs (h) }
+            >
+            ["/b/Relu"] y = Relu (z)
+        }""")
+    calls = {node.op_type: str(owner_of(node).call) for node in modelexport.load(model).nodes}
+    assert calls == {"Relu": "b", "If": "gate", "Neg": "gate", "Abs": "gate"}
+
+
 def test_a_value_that_only_an_untagged_node_uses_leaves_its_call(condition: Path, tmp_path: Path) -> None:
     tagged = modelexport.load(condition)
     assert [value.name for value in tagged["before"].outputs] == ["layer_norm"]

@@ -16,8 +16,8 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
     """Assign every node without an owner the nearest call around its neighbors; returns the number of such nodes.
 
     The neighbors are the nearest nodes with an owner before it and behind it, along every path. An output of the graph
-    is a neighbor in the root call, an input of the graph is none. A node in a branch without such neighbors belongs to
-    the call of its enclosing node, and a node without any to the root call: it is part of the whole.
+    is a neighbor in the root call, an input of the graph is none. A node in a branch or a loop belongs to the call of
+    its enclosing node or to one within it; a node without neighbors, to the root call: it is part of the whole.
     """
     nodes = list(all_nodes(model))
     unowned = [node for node in nodes if owner_of(node) is None]
@@ -36,8 +36,10 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
     for node in nodes:  # an enclosing node comes before the nodes in it
         if owner_of(node) is None:
             around = enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
-            fallback = _owned(around) if around is not None else ROOT
-            set_owner(node, Owner((nearest((before[node], behind[node])) or fallback or ROOT,), Evidence.INFERRED))
+            enclosing_call = (_owned(around) if around is not None else None) or ROOT
+            call = nearest((before[node], behind[node])) or enclosing_call
+            is_within = nearest((call, enclosing_call)) == enclosing_call
+            set_owner(node, Owner((call if is_within else enclosing_call,), Evidence.INFERRED))
     return len(unowned)
 
 
