@@ -17,6 +17,7 @@ from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.packages.part_reports import PartReports
 from modelexport.packages.stage_runs import StagesReport
+from modelexport.runtime.devices import CPU
 from modelexport.tools.generate.verify_by_generation import GenerationReport, GenerationRun
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport
 from modelexport.traces import runtime_causes
@@ -51,6 +52,18 @@ def claim(document: str) -> FalseClaim:
 
 def report(**parts: Any) -> VerifyReport:
     return VerifyReport(**{"outputs": [], "calls": [], "provider": "", "parameters": PARAMETERS, **parts})
+
+
+@pytest.mark.parametrize(("found", "verdict"), [(np.nan, "agree"), (2.0, "agree"), (5.0, "differ")])
+def test_where_the_model_returns_nan_by_its_type_a_file_returns_it_or_the_exact_number(
+    exported: Exporter, found: float, verdict: Verdict
+) -> None:
+    arrays = [np.array([1, value], np.float32) for value in (np.nan, found)]
+    case, exact = exported("blocks"), np.array([1.0, 2.0])
+    feeds = {name: tensor.numpy() for name, tensor in case.case.inputs().items()}
+    how: dict[str, Any] = {"narrowest": "float32", "provider": CPU}
+    compared = onnxruntime_outputs.compare_as_run(case.path, feeds, [arrays[0]], [exact], ran={"y": arrays[1]}, **how)
+    assert compared.outputs[0].status == verdict
 
 
 @pytest.mark.parametrize(
