@@ -37,7 +37,7 @@ class CaptureOptions:
         "auto",
         "The front end that captures MODEL; auto: dynamo, or torchscript if that fails or its file fails the check.",
     )
-    dynamic: bool | None = option(None, "Make every axis dynamic that the model does not fix.")
+    dynamic: bool = option(False, "Make every axis dynamic that the model does not fix.")
     opset: int | None = option(None, "The opset of the file; by default the exporter's.", metavar="N")
     constants: Collection[str] = option(
         (),
@@ -245,7 +245,7 @@ class Options:
         """The options as keywords of :func:`modelexport.capture.front_ends.capture`."""
         capture = self.capture
         return {
-            "dynamic": bool(capture.dynamic),
+            "dynamic": capture.dynamic,
             "opset": capture.opset,
             "stack_traces": self.tags.keep_torch_metadata,
             "lines": self.tags.lines,
@@ -303,7 +303,7 @@ class Options:
             granularity=self.tags.granularity,
             include=sorted(self.tags.include),
             exclude=sorted(self.tags.exclude),
-            dynamic=bool(self.capture.dynamic),
+            dynamic=self.capture.dynamic,
             optimize=self.graph.optimized,
             fuse=self.graph.fuse or "",
             constants=dict(exported.constants),
