@@ -87,7 +87,8 @@ class Separate(nn.Module):
         return attend(query, key, value, added), attend(query, few, few, is_causal=True, enable_gqa=True)
 
 
-@pytest.mark.parametrize("opset", [pytest.param(18, marks=pytest.mark.slow), 23])
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 23])
 def test_attention_of_separate_inputs_has_dynamic_axes(opset: int, tmp_path: Path) -> None:
     def drawn(batch: int, heads: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
         sizes = ((heads, queries, 8), (heads, keys, 8), (heads, keys, 8), (1, queries, keys), (heads // 2, keys, 8))

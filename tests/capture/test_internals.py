@@ -101,6 +101,7 @@ def test_translation_loses_the_number_of_a_call_and_capture_has_it() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_model_that_torchscript_cannot_export_is_one_line_and_the_rest_is_there() -> None:
     found = studied("condition")
     front_ends = by_name(found)

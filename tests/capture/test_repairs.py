@@ -176,6 +176,7 @@ def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> No
         assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_with_projection_may_get_one_step(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layer, inputs = nn.LSTM(8, 6, proj_size=3).eval(), (torch.randn(4, 2, 8),)

@@ -362,6 +362,7 @@ def test_inputs_are_generated_without_a_run(checkpoints: Path) -> None:
     assert all(torch.equal(known[name], guessed[name]) for name in known)
 
 
+@pytest.mark.slow
 def test_drawn_calls_are_verified_alone(linked: Path) -> None:
     loaded = load_model(str(linked), weights="files")
     report = verify_sample(loaded.model, INPUTS, linked / "model.onnx", count=3, weights=loaded.weights)

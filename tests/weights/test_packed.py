@@ -340,7 +340,8 @@ def exact(path: Path) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("group", [pytest.param(8, marks=pytest.mark.slow), 24])
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [8, 24])
 def test_sizes_of_groups_without_a_kernel_are_dequantized(group: int, tmp_path: Path) -> None:
     pack = partial(by_gptq, bits=4, group=group, symmetric=False)
     written = packing.write(tmp_path / "model", build("llama", **SIXTHS), gptq(4, group), pack)
@@ -363,6 +364,7 @@ def test_sizes_of_groups_without_a_kernel_are_dequantized(group: int, tmp_path: 
 SIXTHS = {"hidden_size": 96, "intermediate_size": 96}
 
 
+@pytest.mark.slow
 def test_the_accuracy_level_is_that_of_the_provider_and_written_down(
     made: Callable[[str], Made], tmp_path: Path
 ) -> None:
@@ -377,6 +379,7 @@ def test_the_accuracy_level_is_that_of_the_provider_and_written_down(
     assert result.hierarchy.settings.accuracy_level == 0
 
 
+@pytest.mark.slow
 def test_activations_in_8_bits_are_named_as_the_cause_of_other_outputs(tmp_path: Path) -> None:
     packing.write(tmp_path / "model", build("llama"), AWQ, partial(by_awq, group=32))
     loaded = load_model(str(tmp_path / "model"))

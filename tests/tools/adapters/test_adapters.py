@@ -125,6 +125,7 @@ def test_added_nodes_belong_to_the_module_and_documents_are_true(
     assert verify_against(file.path, result.path).agrees
 
 
+@pytest.mark.slow
 def test_the_graph_tells_which_axis_of_a_square_weight_is_that_of_its_results(
     peft: Path, exported: Exporter, tmp_path: Path
 ) -> None:

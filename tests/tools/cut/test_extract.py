@@ -108,7 +108,8 @@ def test_calls_of_a_dynamic_export_run_at_other_sizes(name: str, exported: Expor
     check_every_call(whole, whole.case.dynamic(), tmp_path / "calls")
 
 
-@pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_dynamic_layer_reads_sizes_off_its_inputs_and_keeps_their_names(
     name: str, exported: Exporter, tmp_path: Path
 ) -> None:

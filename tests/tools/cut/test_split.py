@@ -169,6 +169,7 @@ def test_one_stage_is_not_compared_as_if_it_were_the_whole_file(exported: Export
     assert verify_against(stage, stage).agrees, "two versions of one stage can be compared"
 
 
+@pytest.mark.slow
 def test_each_stage_has_its_layers_cache(exported: Exporter, tmp_path: Path) -> None:
     file = exported("gpt2-cache")
     result = split(load(file.path), tmp_path / "s", at=["transformer.h.1"])
