@@ -322,6 +322,25 @@ def test_what_a_call_returns_is_what_it_was_then(frontend: FrontEnd, tmp_path: P
 
 
 @frontends
+def test_a_module_that_the_model_converts_converts_the_weights_that_others_share(
+    frontend: FrontEnd, tmp_path: Path
+) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.head.half()(x.half())
+            return self.table(x.to(self.table.weight.dtype)).float() + y.float()
+
+    report = export(Tied(), torch.randn(3, 4), tmp_path / "x.onnx", frontend=frontend, verify=True).verified
+    assert report is not None
+    assert report.agrees
+
+
+@frontends
 def test_a_module_that_the_model_converts_rounds_in_the_file_and_is_as_before(
     frontend: FrontEnd, tmp_path: Path
 ) -> None:

@@ -101,7 +101,7 @@ def capture_by_tracing(
     file = io.BytesIO()
     failed: CaptureError | None = None
     kept = untouched(model, runs=False, changed=overwritten)  # modes, as one that sees writes, disturb a trace
-    with kept, traced.recorder.attached(), replaced(_NOTHING_MERGED), translatable():
+    with kept, traced.recorder.attached(), replaced(_NOTHING_MERGED), translatable(model):
         try:
             torch.onnx.export(
                 traced,

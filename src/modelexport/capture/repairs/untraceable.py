@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,9 @@ from modelexport.capture.repairs.sized_tensors import SIZED
 
 
 @contextmanager
-def values_not_read() -> Iterator[None]:
-    """Inside, PyTorch itself reads no values in order to warn of them or to refuse them.
+def values_not_read(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, PyTorch itself reads no values in order to warn of them or to refuse them, and the model converts modules
+    in the graph.
 
     Its distributions do so by default, in Python, and some functions in C++, as packed sequences do with lengths. No
     front end can follow either.
@@ -30,7 +32,7 @@ def values_not_read() -> Iterator[None]:
         "roots": functools.partial(_also_of_sizes, torch.sym_sqrt),
         "powers": functools.partial(_also_of_sizes, lambda number: math.e**number),
         "validation": lambda _: False,
-        "conversions": lambda _: converted,
+        "conversions": lambda _: functools.partialmethod(converted, _shared_entries(model)),
         "quotients": lambda _: quotient_and_rest,
         "rounding": lambda _: rounded,
     }
@@ -39,9 +41,9 @@ def values_not_read() -> Iterator[None]:
 
 
 @contextmanager
-def translatable() -> Iterator[None]:
+def translatable(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the same holds, and functions that the TorchScript exporter does not translate are computed by others."""
-    with values_not_read(), Rewritten(TRANSLATABLE):
+    with values_not_read(model), Rewritten(TRANSLATABLE):
         yield
 
 
@@ -52,9 +54,9 @@ def reading_no_values(capture: Callable[..., Any]) -> Callable[..., Any]:
     Strict mode reads what only the code of a graph defines.
     """
 
-    def export(*args: Any, strict: bool = False, **kwargs: Any) -> Any:
-        with values_not_read(), replaced({"lazy graphs": lambda _: False} if strict else {}):
-            return capture(*args, strict=strict, **kwargs)
+    def export(model: Any, *args: Any, strict: bool = False, **kwargs: Any) -> Any:
+        with values_not_read(model), replaced({"lazy graphs": lambda _: False} if strict else {}):
+            return capture(model, *args, strict=strict, **kwargs)
 
     return export
 
@@ -72,13 +74,36 @@ class Rewritten(TorchFunctionMode):
         return self._functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def converted(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """``Module._apply``, by which ``half`` and ``to`` convert a module: its weights become results of the graph."""
+def converted(module: Any, places: _Places, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """``Module._apply``, by which ``half`` and ``to`` convert a module: its weights become results of the graph, also
+    in other modules that share them.
+
+    Args:
+        places: For each entry of a module that is shared, all entries that hold it.
+    """
     for child in module.children() if recurse else ():
         child._apply(fn)
     for entries in (module._parameters, module._buffers):
-        entries.update({name: fn(tensor) for name, tensor in entries.items() if tensor is not None})
+        for name, tensor in entries.items():
+            if tensor is not None:
+                result = fn(tensor)
+                for holding, other in places.get((id(entries), name), [(entries, name)]):
+                    holding[other] = result
     return module
+
+
+_Places = Mapping[tuple[int, str], list[tuple[dict[str, Any], str]]]
+
+
+def _shared_entries(model: torch.nn.Module) -> _Places:
+    """The parameters and buffers of a model that several modules share: the dictionary and name of each, to all."""
+    places = defaultdict[int, list[tuple[dict[str, Any], str]]](list)
+    for module in model.modules():
+        for entries in (module._parameters, module._buffers):
+            for name, tensor in entries.items():
+                if tensor is not None:
+                    places[id(tensor)].append((entries, name))
+    return {(id(entries), name): found for found in places.values() if len(found) > 1 for entries, name in found}
 
 
 def quotient_and_rest(number: Any, other: Any) -> Any:
