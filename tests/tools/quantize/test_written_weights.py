@@ -41,7 +41,8 @@ def adopted(path: Path, nodes: list[onnx.NodeProto], dtype: int = TensorProto.FL
     names = {name for node in nodes for name in (*node.input, *node.output)}
     inputs = [helper.make_tensor_value_info(name, dtype, None) for name in sorted(names) if name[0] == "x"]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(names) if name[0] == "y"]
-    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    arrays = {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights.items()}
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path / "float.onnx")
     modelexport.adopt(path / "float.onnx", path / "tagged.onnx")
@@ -142,6 +143,16 @@ def test_a_table_of_matrices_is_quantized(tmp_path: Path) -> None:
     node = helper.make_node("Gather", ["w", "x"], ["y"], "/table/Gather")
     file = adopted(tmp_path, [node], TensorProto.INT64, w=DRAW.standard_normal((8, 16, 32)))
     assert not modelexport.quantize(file, tmp_path / "q.onnx", to="int4:embeddings=true").left
+
+
+def test_rows_that_a_constant_chooses_are_quantized(tmp_path: Path) -> None:
+    """As the type of a token in BERT, if the caller gives none."""
+    nodes = [
+        helper.make_node("Gather", ["w", "types"], ["rows"], "/table/Gather"),
+        helper.make_node("Add", ["x", "rows"], ["y"], "/Add"),
+    ]
+    file = adopted(tmp_path, nodes, w=DRAW.standard_normal((2, 64)), types=np.array([0, 0, 1]))
+    assert modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods == {"int8-dynamic": 1}
 
 
 def test_a_product_that_the_library_leaves_alone_is_not_counted(tmp_path: Path) -> None:

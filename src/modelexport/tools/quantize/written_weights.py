@@ -118,12 +118,13 @@ class _Comparison:
     def _steps_off(self, region: Region, target: ir.Value, products: Collection[ir.Node]) -> float:
         """The largest error of the quantized result, in changes of the other that rounding explains."""
         inside = [node for node in region.nodes if node in products]
-        first = next(node for node in inside if _data(node) in region.inputs)
+        fed = [node for node in inside if _data(node) in region.inputs]
+        first = (fed or inside)[0]
         data = _data(first)
         assert data.dtype is not None
         low, high = self._range(data)
-        feeds = moved = _feeds(first, low, high, self._draw)
-        if data.dtype.is_floating_point():
+        feeds = moved = _feeds(first, low, high, self._draw) if fed else np.zeros(0)  # a constant needs none
+        if fed and data.dtype.is_floating_point():
             scales = [_scale(user) for user in self._there[data.name].consumers() if user.op_type == "QuantizeLinear"]
             step = max([*scales, (high - low) / (2 * max(self._method.levels, _ACTIVATIONS) + 1)])
             moved = feeds + self._moves(feeds, step) * (feeds != 0)
@@ -277,7 +278,8 @@ def _computed(
     model = ir.Model(graph, ir_version=source.ir_version)
     session = open_session(unsigned_copy(model) or model)
     for array in arrays:
-        [result] = run_session(session, others | {data.name or "": array}).values()
+        given = {data.name or "": array} if data.name in {value.name for value in region.inputs} else {}
+        [result] = run_session(session, others | given).values()
         yield result.astype(np.float32)
 
 
