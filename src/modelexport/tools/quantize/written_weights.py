@@ -136,7 +136,7 @@ class _Comparison:
             for model, part, arrays, weights in (
                 (self._before, region, (feeds, moved), {}),
                 (self._after, written, (feeds,), {}),
-                *((self._before, region, (feeds,), self._moved(node)) for node in inside),
+                *((self._before, region, (feeds,), self._moved(node, written)) for node in inside),
             )
             for result in _computed(model, part, data, [a.astype(data.dtype.numpy()) for a in arrays], weights, states)
         )
@@ -153,21 +153,22 @@ class _Comparison:
         channels = None if first.op_type in _STATES else 1 if first.op_type.startswith("Conv") else -1
         return _largest_error(made - right, [each - right for each in near], slack, channels)
 
-    def _moved(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
+    def _moved(self, node: ir.Node, written: Region) -> dict[ir.Value, ir.Value]:
         """The weights of a node with each element half of a step away, up or down."""
+        has_one_scale = any(each.op_type == "ConvInteger" for each in written.nodes)  # ONNX Runtime's takes one
         moved = {}
         for value in _weights(node):
             assert value.const_value is not None
             array = value.const_value.numpy()
             wide = array.astype(np.float32)
-            wide += self._moves(wide, self._step(node, np.abs(wide)))
+            wide += self._moves(wide, self._step(node, np.abs(wide), has_one_scale))
             moved[value] = value_like(value, tensor=ir.tensor(wide.astype(array.dtype)))
         return moved
 
     def _moves(self, array: Any, step: Any) -> Any:
         return (self._draw.integers(0, 2, array.shape, dtype=np.int8) - np.float32(0.5)) * step
 
-    def _step(self, node: ir.Node, sizes: Any) -> Any:
+    def _step(self, node: ir.Node, sizes: Any, has_one_scale: bool) -> Any:
         """Between two numbers that a weight can be stored as, from the sizes of its elements; it broadcasts with it."""
         options, is_table = self._method.row.options, node.op_type == "Gather"
         by_rows = is_table or bool(node.attributes.get_int("transB", 0))
@@ -175,7 +176,7 @@ class _Comparison:
             axis, block = -1 if by_rows else -2, self._method.option("block")
             most = np.maximum.reduceat(sizes, np.arange(0, sizes.shape[axis], block), axis)
             sizes = np.repeat(most, block, axis).take(np.arange(sizes.shape[axis]), axis)
-        elif is_table or not self._method.option("per_channel"):
+        elif is_table or has_one_scale or not self._method.option("per_channel"):
             sizes = sizes.max()
         else:
             kept = {axis % sizes.ndim for axis in _CHANNELS.get(node.op_type, (0 if by_rows else -1,))}
