@@ -146,6 +146,8 @@ class Cutter:
     def cut(self, region: Region, what: str, *, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> Cut:
         """Copies of nodes, with everything that they need, as a flat model; nodes in their nested graphs stay nested.
 
+        Nodes, values and initializers keep their names; :meth:`Cut.rename` changes those of inputs.
+
         Args:
             what: A description of the region, for messages.
             inside: The calls that the nodes belong to; other owners are removed if one of these remains.
