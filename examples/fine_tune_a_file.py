@@ -45,8 +45,7 @@ for step, rows in enumerate(order.split(8)):
 
 modelexport.export(model.eval(), first, "tuned.onnx")
 comparison = modelexport.compare("minilm.onnx", "tuned.onnx", values=True)
-print(
-    f"{comparison.same} calls have the same operators; others: {[call.address or '.' for call in comparison.changed]}"
-)
+others = [call.address or "." for call in comparison.changed]
+print(f"{comparison.same} calls have the same operators and constants; others: {others}")
 changed = len(comparison.values.different)
 print(f"{changed} parameters have other numbers, {comparison.values.equal} the same")

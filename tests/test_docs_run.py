@@ -157,7 +157,7 @@ PAGES = [
     Page(
         "generate",
         [checkpoint("smollm2")],
-        without=["export ./qwen2-vl", "verify qwen2-vl", "import", "inputs = ", "from ", "tokens = generator"],
+        without=["export ./qwen", "verify qwen", "import", "inputs = ", "from ", "tokens = generator"],
     ),
 ]
 
@@ -192,7 +192,8 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
         elif re.search(r"^modelexport ", block, re.M):
             lines = [line for line in block.splitlines() if line.startswith("modelexport ")]
             following = blocks[index + 1] if index + 1 < len(blocks) else ("python", "")
-            output = following[1] if not following[0] and "modelexport" not in following[1] else ""
+            is_output = not following[0] and not re.search(r"modelexport|^(python3|pip|make) ", following[1], re.M)
+            output = following[1] if is_output else ""
             yield from ((line, output) for line in lines)
 
 

@@ -242,3 +242,14 @@ def test_arguments_without_names_have_dynamic_axes(tmp_path: Path) -> None:
         model.eval()
         export(model, inputs(2), tmp_path / "m.onnx", frontend="dynamo", dynamic=True, check=False)
         assert wrong(tmp_path / "m.onnx", model, inputs(5)) == ""
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_one_tensor_for_two_arguments_is_two_inputs(frontend: Any, tmp_path: Path) -> None:
+    class Weighted(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * 2 + y
+
+    zeros = torch.zeros(3)
+    export(Weighted(), {"x": zeros, "y": zeros}, tmp_path / "m.onnx", frontend=frontend)
+    assert not wrong(tmp_path / "m.onnx", Weighted(), (torch.rand(3), torch.rand(3)))

@@ -23,7 +23,7 @@ from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.part_runs import NEXT
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.generated_inputs import describe, generate_inputs
-from modelexport.pytorch.nested_tensors import as_array, copied, tensors_in
+from modelexport.pytorch.nested_tensors import as_array, copied, tensors_in, with_each_tensor_once
 
 FORWARD = "forward"
 
@@ -162,7 +162,7 @@ def _inputs(
     signature = inspect.signature(runs.forward)
     parameters = signature.parameters
     variadic = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    given, described = dict(part.inputs or {}), dict(part.described or {})
+    given, described = with_each_tensor_once(dict(part.inputs or {})), dict(part.described or {})
     if unknown := [] if variadic else [key for key in (*given, *described) if key not in parameters]:
         shown = f"{name}{signature}"
         raise InputsError(f"{name} takes no input {unknown[0]}{suggest(unknown[0], parameters)}: it is {shown}")

@@ -140,6 +140,24 @@ def run_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(copies)) if isinstance(copies, Mapping) else (tuple(copies), {})
 
 
+def with_each_tensor_once(inputs: Any) -> Any:
+    """Example inputs in which no tensor is given twice, by copies: exporters take one tensor for one input."""
+    found = [id(tensor) for _, tensor in tensors_in(inputs)]
+    return inputs if len(found) == len({*found}) else _copied_if_seen(inputs, set())
+
+
+def _copied_if_seen(value: Any, seen: set[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) in seen:
+            return value.detach().clone().requires_grad_(value.requires_grad)
+        seen.add(id(value))
+    elif type(value) in (tuple, list):
+        return type(value)(_copied_if_seen(part, seen) for part in value)
+    elif type(value) is dict:
+        return {key: _copied_if_seen(part, seen) for key, part in value.items()}
+    return value
+
+
 def copied(inputs: Any, tensors: dict[int, Any] | None = None) -> Any:
     """Example inputs with tensors and containers of their own; modules, and objects that refuse it, are not copied.
 

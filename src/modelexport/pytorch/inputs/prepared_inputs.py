@@ -18,7 +18,14 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 from modelexport.pytorch.calls.module_tree_of_model import check_has_forward
-from modelexport.pytorch.nested_tensors import Inputs, arguments_of, input_tensors, run_arguments, tensors_in
+from modelexport.pytorch.nested_tensors import (
+    Inputs,
+    arguments_of,
+    input_tensors,
+    run_arguments,
+    tensors_in,
+    with_each_tensor_once,
+)
 from modelexport.pytorch.pretrained import is_pretrained
 
 AUTO = "auto"
@@ -50,7 +57,7 @@ def prepare_inputs(model: nn.Module, inputs: Inputs | torch.Tensor, constants: C
         UsageError: There is no such argument.
     """
     check_has_forward(model)
-    used, notes, added = _as_transformers_has_them(model, arguments_of(inputs))
+    used, notes, added = _as_transformers_has_them(model, with_each_tensor_once(arguments_of(inputs)))
     bound = arguments_by_name(model, used)
     if isinstance(used, Mapping) and bound.keys() == used.keys():
         used = bound  # in the order of the parameters, which is that of a graph's inputs
