@@ -226,12 +226,12 @@ def test_functions_are_replaced_only_while_a_model_is_captured(monkeypatch: pyte
 def test_lazy_graphs_become_code_when_they_run_and_strict_ones_at_once() -> None:
     kinds = []
 
-    def capture_lazily(**options: Any) -> None:
+    def capture_lazily(mod: nn.Module, **options: Any) -> None:
         kinds.append(private("lazy graphs"))
 
     with replaced({"lazy graphs": lambda _: True, "export": lambda _: reading_no_values(capture_lazily)}):
-        torch.export.export()
-        torch.export.export(strict=True)
+        torch.export.export(nn.ReLU())
+        torch.export.export(nn.ReLU(), strict=True)
         module = torch.fx.symbolic_trace(nn.ReLU())
     assert kinds == [True, False]
     assert type(module) is not torch.fx.symbolic_trace(nn.ReLU()).__class__

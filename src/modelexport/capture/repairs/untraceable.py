@@ -54,9 +54,9 @@ def reading_no_values(capture: Callable[..., Any]) -> Callable[..., Any]:
     Strict mode reads what only the code of a graph defines.
     """
 
-    def export(model: Any, *args: Any, strict: bool = False, **kwargs: Any) -> Any:
-        with values_not_read(model), replaced({"lazy graphs": lambda _: False} if strict else {}):
-            return capture(model, *args, strict=strict, **kwargs)
+    def export(mod: torch.nn.Module, *args: Any, strict: bool = False, **kwargs: Any) -> Any:
+        with values_not_read(mod), replaced({"lazy graphs": lambda _: False} if strict else {}):
+            return capture(mod, *args, strict=strict, **kwargs)
 
     return export
 
