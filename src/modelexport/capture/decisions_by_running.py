@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from itertools import permutations, product
+from itertools import product
 from types import CodeType, FrameType
 from typing import Any
 
@@ -119,9 +119,13 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
     def decides_alike(symbol: str, size: int) -> bool:
         return deciding({symbol: size}) is None
 
-    pairs = list(permutations(before if path is not None else (), 2))
-    for number, (first, second) in product(_compared_numbers(codes) if pairs else (), pairs):
-        yield from _bound_by_other(first, second, sizes, number, deciding)
+    numbers = _compared_numbers(codes) if path is not None and len(before) > 1 else []
+    for first in before if numbers else ():
+        others = [symbol for symbol in before if symbol != first]
+        largest = max(_beyond(number, sizes[second]) for number in numbers for second in others)
+        if isinstance(deciding({first: largest}), tuple):  # a run for each axis, and more only where one decides
+            for number, second in product(numbers, others):
+                yield from _bound_by_other(first, second, sizes, number, deciding)
     changes = (next_odd, lambda n: 4 * n, lambda n: max(n // 2, 1))
     together = [{symbol: change(sizes[symbol]) for symbol in before} for change in changes]
     if not any(deciding(changed) is not None for changed in together if changed):
@@ -148,7 +152,7 @@ def _bound_by_other(
     """
     ends: list[tuple[int, int]] = []
     for other in (sizes[second], sizes[second] + 2, 2 * sizes[second] + 3):
-        beyond = number * (other + 1) + 1 if number < _FACTORS else other + number + 1
+        beyond = _beyond(number, other)
         found = deciding({first: beyond, second: other})
         if not isinstance(found, tuple) or deciding({second: other}) is not None:
             return
@@ -165,6 +169,11 @@ def _bound_by_other(
         rest = end - factor * one
         formula = f"{first} <= {factor} * {second} {'-' if rest < 0 else '+'} {abs(rest)}"
         yield SizeCondition(formula.replace(" 1 * ", " ").removesuffix(" + 0"), where, source, in_model=True)
+
+
+def _beyond(number: int, other: int) -> int:
+    """A size that is more than the other one times a number, or plus it."""
+    return number * (other + 1) + 1 if number < _FACTORS else other + number + 1
 
 
 def _compared_numbers(codes: Collection[CodeType]) -> list[int]:

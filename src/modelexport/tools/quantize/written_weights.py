@@ -38,7 +38,7 @@ _ACTIVATIONS = 63
 """The least number between zero and the largest that activations are stored as."""
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _STATES = dict.fromkeys(_RECURRENT, slice(4, 7)) | {"Attention": slice(3, None)}
-"""Operators that are no products themselves, which get dense inputs, to the inputs that they can do without."""
+"""Operators that compute more than one product, and so get dense inputs, to the inputs that are left out."""
 _IN_RANGES = ("Relu", "Clip")
 """Operators that quantizers leave to the range of integers: the result gets the name of theirs."""
 _CHANNELS = dict.fromkeys(_RECURRENT, (0, 1)) | {"Conv": (0,), "ConvTranspose": (1,)}

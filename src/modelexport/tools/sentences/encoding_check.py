@@ -27,7 +27,7 @@ def encoding_fault(model: SentencePipeline, file: Path, notes: list[str]) -> str
     padded on each side; empty if they do not.
 
     Args:
-        notes: Gets that there is no tokenizer, and that generated tokens were compared instead.
+        notes: A note is appended to it if there is no tokenizer, and generated tokens are compared instead.
     """
     session = open_session(file, optimized=True)
     names = input_names(session)
