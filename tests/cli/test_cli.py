@@ -284,5 +284,13 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     assert "modelexport: nets.py:raising failed" in done.stderr
 
 
+def test_an_internal_error_says_the_whole_command_that_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*names: object) -> str:
+        raise AssertionError("not expected")
+
+    monkeypatch.setattr("modelexport.cli.commands.example.suggest", fault)
+    assert "report it with what `modelexport --debug example 'no such'` prints" in run("example", "no such").stderr
+
+
 def test_importing_the_commands_leaves_warnings_as_python_shows_them() -> None:
     assert warnings.formatwarning.__module__ == "warnings"

@@ -19,6 +19,7 @@ from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, suggest
 from modelexport.core.version import __version__
+from modelexport.terminal.printing import command_line
 from modelexport.terminal.progress import LINE
 
 with warnings_as_lines():  # the tools of other packages are imported, which may warn
@@ -146,7 +147,8 @@ def _unexpected(error: Exception) -> tuple[str, int]:
         where = f"{error.filename}: " if error.filename else ""
         text = f"{where}{error.strerror or error}: make room or give permission, and run it again"
         return text, errors.NotWrittenError.exit_status
-    return f"internal error: {type(error).__name__}: {error}; run with --debug and report it", _INTERNAL
+    again = command_line("--debug", *(word for word in sys.argv[1:] if word != "--debug"))
+    return f"internal error: {type(error).__name__}: {error}; report it with what `{again}` prints", _INTERNAL
 
 
 def _misused(error: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport.core.text import first_few, plural
 from modelexport.graph.size_conditions import conditions_in_words
 from modelexport.tagged.tree_display import format_coverage
-from modelexport.terminal.printing import command_line, styled
+from modelexport.terminal.printing import command_line, next_steps, styled
 from modelexport.terminal.show_verification import format_verification
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def format_export(result: ExportResult, page: Path | None = None) -> str:
     slowest = sorted(result.seconds.items(), key=lambda stage: -stage[1])[:3]
     most = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in slowest)
     lines.append(styled(f"{sum(result.seconds.values()):.1f} s: {most}", "dim"))
-    return "\n".join([*lines, "next: " + _next_steps(result, page)])
+    return "\n".join([*lines, _next_steps(result, page)])
 
 
 def format_interface(hierarchy: Hierarchy) -> list[str]:
@@ -65,7 +65,7 @@ def _next_steps(result: ExportResult, page: Path | None) -> str:
     if result.verified is None and result.check is not None and result.check.status == "passed":
         steps.append("export with --verify to compare every module call")
     shown = command_line("report", result.path, "-o", result.path.with_suffix(".html"))
-    return "; ".join([*steps, shown if page is None else f"open {page} in a browser"])
+    return next_steps(*steps, shown if page is None else f"open {page} in a browser")
 
 
 def format_fusion(fusion: Fusion) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
 from modelexport.core.text import align, bytes_text
-from modelexport.terminal.printing import command_line
+from modelexport.terminal.printing import command_line, next_steps
 from modelexport.terminal.show_verification import format_verification
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
     took = f"{result.folder}: {sum(result.seconds.values()):,.1f} s"
     shown = command_line("report", result.folder, "-o", result.folder / "report.html")
     of_model = ("tree", result.folder) if verifications else ("verify", result.folder, "--model", model)
-    first = command_line(*of_model)
-    steps = [first, shown if page is None else f"open {page} in a browser"]
+    steps = next_steps(command_line(*of_model), shown if page is None else f"open {page} in a browser")
     told = [*fused, *verifications, *of_parts, *result.notes]
-    return "\n".join([align(rows), *interfaces, weights, *told, took, f"next: {'; '.join(steps)}"])
+    return "\n".join([align(rows), *interfaces, weights, *told, took, steps])
 
 
 def package_document(result: PackageResult) -> dict[str, Any]:

@@ -97,3 +97,8 @@ def left_out(depths: Sequence[int], depth: int | None) -> str:
 def command_line(*words: object) -> str:
     """A command to type, with names quoted where a shell needs it."""
     return f"modelexport {shlex.join(map(str, words))}"
+
+
+def next_steps(*steps: str) -> str:
+    """A line that says what to type, or to do, after a command."""
+    return f"next: {'; '.join(steps)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import suggest
 from modelexport.errors import UsageError
-from modelexport.terminal.printing import command_line
+from modelexport.terminal.printing import command_line, next_steps
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = {
@@ -35,5 +35,5 @@ def example(
     output, content = output or Path(name), (FOLDER / name).read_bytes()
     if not output.is_file() or output.read_bytes() != content:
         write_alone(output, content)
-    follows = f"; next: {command_line('tree', output)}" if output.suffix == ".onnx" else ""
+    follows = f"; {next_steps(command_line('tree', output))}" if output.suffix == ".onnx" else ""
     print(f"wrote {output}: {EXAMPLES[name]}{follows}")

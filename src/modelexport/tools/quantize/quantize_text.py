@@ -10,7 +10,7 @@ from modelexport.core.text import align, bytes_text, first_few, plural, rest_of,
 from modelexport.runtime.saturating_products import format_saturation
 from modelexport.tables.turns import turns_line
 from modelexport.tagged.tree_display import format_coverage
-from modelexport.terminal.printing import command_line
+from modelexport.terminal.printing import command_line, next_steps
 
 if TYPE_CHECKING:
     from modelexport.tools.quantize.quantize import QuantizeResult
@@ -53,7 +53,7 @@ def format_quantized(
         return "\n".join(lines)
     on = ("--data", data) if data is not None else ("--numbers",)
     compared, timed = ("compare", source, output, *on), ("profile", source, "--against", output)
-    lines.append(f"next: {command_line(*compared)}; {command_line(*timed)}")
+    lines.append(next_steps(command_line(*compared), command_line(*timed)))
     return "\n".join(lines)
 
 
