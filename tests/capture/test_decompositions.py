@@ -139,6 +139,7 @@ def test_singular_values_of_large_matrices_are_refused_in_one_line(tmp_path: Pat
         )
 
 
+@pytest.mark.slow
 def test_every_export_of_a_recurrent_layer_in_a_process_has_an_open_number_of_steps(tmp_path: Path) -> None:
     for attempt in range(2):
         path = tmp_path / f"{attempt}.onnx"

@@ -45,6 +45,7 @@ class Given(nn.Module):
 LAYERS = {
     "lstm": lambda: Packing(nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True), whole=False),
     "gru": lambda: Packing(nn.GRU(3, 4, bias=False), whole=True),
+    "rnn": lambda: Packing(nn.RNN(3, 4), whole=True),
 }
 
 
@@ -57,7 +58,7 @@ def _agree(model: nn.Module, path: Path, x: torch.Tensor, lengths: list[int]) ->
         np.testing.assert_allclose(other, one.detach().numpy(), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["rnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lstm", "gru"))])
 def test_any_lengths_in_any_order(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, path = LAYERS[name]().eval(), tmp_path / "m.onnx"
@@ -74,7 +75,7 @@ def test_any_lengths_in_any_order(name: str, tmp_path: Path) -> None:
 
 def test_the_older_front_end_says_nothing_on_the_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    model, path = Packing(nn.GRU(3, 4, num_layers=2, bidirectional=True), whole=False).eval(), tmp_path / "m.onnx"
+    model, path = Packing(nn.GRU(3, 4, bidirectional=True), whole=False).eval(), tmp_path / "m.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         export(model, (torch.randn(4, 5, 3), torch.tensor([2, 4, 1, 3, 4])), path, frontend="torchscript", check=False)

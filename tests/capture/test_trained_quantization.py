@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch.ao.quantization as ao
 from torch import nn
 
 import modelexport
-from modelexport import export
+from modelexport import ExportResult, export
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.runtime.saturating_products import saturating_modules
@@ -37,7 +38,7 @@ class Net(nn.Module):
         return self.dequant(self.fc(x.flatten(1)))
 
 
-def prepared(config: Any, *, steps: int = 3) -> nn.Module:
+def prepared(config: Any, *, steps: int = 2) -> nn.Module:
     """A model whose scales are those of some batches."""
     torch.manual_seed(0)
     model = Net().train()
@@ -95,15 +96,27 @@ TRAINED = [
 ]
 
 
-@pytest.fixture(scope="module", params=TRAINED)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Any, Path]:
-    path = tmp_path_factory.mktemp("trained") / "model.onnx"
-    if request.param in CONFIGS:
-        model, x = prepared(CONFIGS[request.param]()).apply(ao.disable_observer), X
-    else:
-        model, x = Arithmetic(4 * (request.param == "in groups")).eval(), X.reshape(-1, 8)
-    export(model, (x,), path, frontend="dynamo", dynamic=True)
-    return model, x, path
+Trained = tuple[nn.Module, Any, ExportResult]
+
+
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    @functools.cache
+    def get(name: str) -> Trained:
+        if name in CONFIGS:
+            model, x = prepared(CONFIGS[name]()).apply(ao.disable_observer), X
+        else:
+            model, x = Arithmetic(4 * (name == "in groups")).eval(), X.reshape(-1, 8)
+        path = tmp_path_factory.mktemp("trained") / "model.onnx"
+        how: dict[str, Any] = {"frontend": "dynamo", "dynamic": True, "verify": True, "check": False}
+        return model, x, export(model, (x,), path, **how)
+
+    return get
+
+
+@pytest.fixture(params=TRAINED)
+def trained(request: pytest.FixtureRequest, exported_once: Callable[[str], Trained]) -> Trained:
+    return exported_once(request.param)
 
 
 def integers(path: Path) -> dict[str, np.ndarray]:
@@ -112,37 +125,37 @@ def integers(path: Path) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if array.ndim > 1 and array.dtype.itemsize == 1}
 
 
-def test_the_file_computes_what_the_model_does_within_a_step(trained: tuple[nn.Module, Any, Path]) -> None:
-    model, x, path = trained
-    assert modelexport.verify(model, (x,), path).agrees
+def test_the_file_computes_what_the_model_does_within_a_step(trained: Trained) -> None:
+    verified = trained[2].verified
+    assert verified is not None
+    assert verified.agrees
 
 
-def test_weights_are_stored_as_integers_under_their_names(trained: tuple[nn.Module, Any, Path]) -> None:
-    model, _, path = trained
+def test_weights_are_stored_as_integers_under_their_names(trained: Trained) -> None:
+    model, _, result = trained
     weights = {key for key, _ in model.named_parameters() if key.endswith("weight") and ".bn." not in key}
-    assert {name.rpartition("weight")[0] + "weight" for name in integers(path)} == weights
+    assert {name.rpartition("weight")[0] + "weight" for name in integers(result.path)} == weights
 
 
-def test_integers_are_those_of_pytorch(trained: tuple[nn.Module, Any, Path]) -> None:
-    model, x, path = trained
+def test_integers_are_those_of_pytorch(trained: Trained) -> None:
+    model, x, result = trained
     with torch.no_grad():
         right = model(x).numpy()
-    session = onnxruntime.InferenceSession(path)
+    session = result.session()
     off = np.abs(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0] - right).max()
     step = float(model.fc.activation_post_process.scale) if isinstance(model, Net) else 1e-5
     assert off < 1.01 * step
 
 
-def test_calls_stay_addresses(trained: tuple[nn.Module, Any, Path]) -> None:
-    model, _, path = trained
-    known = set(modelexport.load(path))
+def test_calls_stay_addresses(trained: Trained) -> None:
+    model, _, result = trained
+    known = set(modelexport.load(result.path))
     assert known == {name or "." for name, _ in model.named_modules()} & known
 
 
-def test_activations_of_seven_bits_do_not_saturate(tmp_path: Path) -> None:
-    model = prepared(CONFIGS["fused, per channel"]()).apply(ao.disable_observer)  # fbgemm: from 0 to 127
-    export(model, (X,), tmp_path / "model.onnx", frontend="dynamo", check=False)
-    assert saturating_modules(load_onnx(tmp_path / "model.onnx").graph) == {}
+def test_activations_of_seven_bits_do_not_saturate(exported_once: Callable[[str], Trained]) -> None:
+    path = exported_once("fused, per channel")[2].path  # fbgemm: from 0 to 127
+    assert saturating_modules(load_onnx(path).graph) == {}
 
 
 def test_observers_that_are_on_are_refused(tmp_path: Path) -> None:
