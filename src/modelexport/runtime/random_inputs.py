@@ -57,10 +57,17 @@ def make_random_inputs(
         sized: A model with the same inputs, some of whose dynamic axes have a size.
 
     Raises:
-        InputsError: The file does not run with any of the inputs that were tried.
+        InputsError: The file does not run with any of the inputs that were tried, or does not declare how many axes an
+            input has: inputs of another rank end the process in some kernels of ONNX Runtime (``ConvInteger``).
     """
     reason, sizes = "", _inputs_that_are_sizes(model)
     known = {**_compared_numbers(model), **(known or {})}
+    without_rank = [v.name or "" for v in required_inputs(sized or model) if v.shape is None and v.name not in known]
+    if without_rank:
+        raise InputsError(
+            f"no random inputs are made for {', '.join(without_rank)}, whose number of axes the file does not declare; "
+            "give inputs with --inputs, where the command takes them"
+        )
     without_numbers: dict[str, Any] | None = None
     scans = any(node.op_type == "Scan" for node in all_nodes(model))
     for of_axes in (*(_SIZES_OF_SCANS if scans else ()), *_SIZES):

@@ -62,7 +62,7 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
     except FileFormatError:
         raise
     except InputsError as error:
-        return f"ONNX Runtime does not run it ({str(error).partition('; ')[0]})"
+        return str(error).partition("; ")[0]
     except UsageError as error:
         return str(error)
     exact: list[nn.Module] = []
