@@ -14,8 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import modelexport
-from modelexport.errors import CheckError
+from modelexport.errors import CheckError, InputsError
+from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
+from modelexport.tagged.file import read_tagged
 from modelexport.tools.quantize import quantize
 from modelexport.tools.quantize.methods import apply_method
 
@@ -151,6 +153,28 @@ def test_channels_of_unlike_size_of_a_convolution_with_one_scale_are_quantized(t
     modelexport.export(layer, torch.randn(1, 3, 8, 8), tmp_path / "x.onnx", check=False)
     written = modelexport.quantize(tmp_path / "x.onnx", tmp_path / "q.onnx", to="int8-dynamic")
     assert written.methods == {"int8-dynamic": 1}
+
+
+def test_a_convolution_of_an_input_without_a_declared_rank_is_quantized(tmp_path: Path) -> None:
+    """ONNX Runtime's ``ConvInteger`` ends the process if its input has one axis or none, so that none is made up."""
+    file = adopted(tmp_path, [helper.make_node("Conv", ["x", "w"], ["y"])], w=DRAW.standard_normal((8, 4, 3, 3)))
+    assert modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods == {"int8-dynamic": 1}
+
+
+def test_random_inputs_are_not_made_of_an_unknown_rank(tmp_path: Path) -> None:
+    file = adopted(tmp_path, [helper.make_node("Relu", ["x"], ["y"])])
+    with pytest.raises(InputsError, match=r"for x, whose number of axes the file does not declare; give inputs with"):
+        make_random_inputs(read_tagged(file).model, open_session(file))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_transposed_convolution_with_groups_and_a_bias_is_quantized(tmp_path: Path, groups: int) -> None:
+    """ONNX Runtime's quantizer gives the bias a scale for each channel of one group."""
+    node = helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], group=groups)
+    weights = {"w": DRAW.standard_normal((4, 3, 3, 3)), "b": DRAW.standard_normal(3 * groups)}
+    data = [{"x": DRAW.standard_normal((2, 4, 6, 6)).astype(np.float32)}]
+    file = adopted(tmp_path, [node], **weights)
+    assert modelexport.quantize(file, tmp_path / "q.onnx", to="int8-static", data=data).methods == {"int8-static": 1}
 
 
 def test_rows_that_a_constant_chooses_are_quantized(tmp_path: Path) -> None:

@@ -209,10 +209,26 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
     # The library gives a value that only a Relu or Clip takes the range of that one's result, though it is returned.
     marks = [f"{output.name}.size" for output in model.graph.output if output.name in taken]
     model.graph.node.extend(onnx.helper.make_node("Size", [name.removesuffix(".size")], [name]) for name in marks)
+    biases = _biases_of_grouped_transposes(model) if method.option("per_channel") else []
+    for tensor in biases:  # the library leaves a bias alone that is an input
+        model.graph.initializer.remove(tensor)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     made = _written(lambda file: quantize_static(model, file, None, **_int8(method), **how))
+    made.graph.initializer.extend(biases)
+    del made.graph.input[len(made.graph.input) - len(biases) :]
     for node in [node for node in made.graph.node if node.output[0] in marks]:
         made.graph.node.remove(node)
     return made
+
+
+def _biases_of_grouped_transposes(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Biases that stay in floating point: the library gives a bias the scales of its weight, of which there are fewer.
+
+    The weight of a ``ConvTranspose`` has an axis for the channels of a group, and its bias one for those of all groups.
+    """
+    nodes = [node for node in model.graph.node if node.op_type == "ConvTranspose" and len(node.input) > 2]
+    groups = {node.input[2]: attribute.i for node in nodes for attribute in node.attribute if attribute.name == "group"}
+    return [tensor for tensor in model.graph.initializer if groups.get(tensor.name, 1) > 1]
 
 
 def _int8(method: Method) -> dict[str, Any]:
