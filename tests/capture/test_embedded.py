@@ -19,21 +19,15 @@ from modelexport.errors import CaptureError
 from modelexport.pytorch.calls.traced_tree import masks_kept
 from modelexport.pytorch.runs.repeatability import find_unrepeatable
 
-QUICK = ["mixtral"]
-"""Experts, which the bare exporter has no translation for."""
 
-
-def _check(case: Any, path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("case", zoo.embedded.CASES, ids=lambda case: case.name)
+def test_a_module_around_a_transformers_model(case: Any, tmp_path: Path) -> None:
     model, inputs = case()
-    result = export(model, inputs, path, frontend="dynamo", verify=True, check=False)
+    result = export(model, inputs, tmp_path / "m.onnx", frontend="dynamo", verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
-
-
-@pytest.mark.parametrize("case", [c for c in zoo.embedded.CASES if c.name in QUICK], ids=lambda case: case.name)
-def test_a_module_around_a_transformers_model(case: Any, tmp_path: Path) -> None:
-    _check(case, tmp_path / "m.onnx")
 
 
 def test_a_mask_that_selects_nothing_scatters_nothing(tmp_path: Path) -> None:
@@ -50,12 +44,6 @@ def test_a_mask_that_selects_nothing_scatters_nothing(tmp_path: Path) -> None:
     x, nothing = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)
     result = export(Scattered(), (x, nothing), tmp_path / "m.onnx", frontend="dynamo", check=False)
     assert np.array_equal(result.session().run(None, {"x": x.numpy(), "mask": nothing.numpy()})[0], x.numpy())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in zoo.embedded.CASES if c.name not in QUICK], ids=lambda case: case.name)
-def test_every_other_module_around_a_transformers_model(case: Any, tmp_path: Path) -> None:
-    _check(case, tmp_path / "m.onnx")
 
 
 class Bidirectional(nn.Module):

@@ -35,9 +35,8 @@ class Pools(nn.Module):
         return [self.then(pool(x)) for pool in self.pools]
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
-@pytest.mark.parametrize("size", [6, 7])
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [pytest.param(6, marks=pytest.mark.slow), 7])
 def test_the_declared_sizes_are_those_of_the_results(size: int, frontend: str, tmp_path: Path) -> None:
     x = torch.rand(1, 1, size, size)
     path = tmp_path / "x.onnx"

@@ -158,9 +158,9 @@ def test_both_front_ends_compute_what_pytorch_does(case: str, frontend: Any, tmp
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.LSTM(8, 6, 2, proj_size=3, batch_first=True),
+        nn.LSTM(8, 6, 1, proj_size=2, bias=False),
+        pytest.param(nn.LSTM(8, 6, 2, proj_size=3, batch_first=True), marks=pytest.mark.slow),
         pytest.param(nn.LSTM(8, 6, 2, proj_size=3, bidirectional=True), marks=pytest.mark.slow),
-        pytest.param(nn.LSTM(8, 6, 1, proj_size=2, bias=False), marks=pytest.mark.slow),
     ],
 )
 def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> None:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from modelexport.core.garbage_collection import Heap, only_new_garbage
-
-
-@pytest.fixture(autouse=True)
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The collector as Python starts it; `conftest` has another for all tests."""
-    monkeypatch.setattr(Heap, "frozen", False)
-    thresholds = gc.get_threshold()
-    gc.unfreeze()
-    gc.set_threshold(700, 10, 10)
-    yield
-    gc.freeze()
-    gc.set_threshold(*thresholds)
 
 
 class Knot:
@@ -29,7 +19,7 @@ class Knot:
         self.itself = self
 
 
-def test_the_collector_is_as_before_after_the_block() -> None:
+def the_collector_is_as_before_after_the_block() -> None:
     before = gc.get_threshold()
     with only_new_garbage():
         assert gc.get_freeze_count() > 0
@@ -40,7 +30,7 @@ def test_the_collector_is_as_before_after_the_block() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_nothing_is_done_in_a_program_that_froze_objects() -> None:
+def nothing_is_done_in_a_program_that_froze_objects() -> None:
     gc.freeze()
     before = gc.get_threshold()
     with only_new_garbage():
@@ -51,7 +41,7 @@ def test_nothing_is_done_in_a_program_that_froze_objects() -> None:
         assert gc.get_freeze_count() == 0
 
 
-def test_new_garbage_is_collected_and_old_is_not_looked_at() -> None:
+def new_garbage_is_collected_and_old_is_not_looked_at() -> None:
     old = Knot()
     gone = weakref.ref(old)
     with only_new_garbage():
@@ -64,14 +54,29 @@ def test_new_garbage_is_collected_and_old_is_not_looked_at() -> None:
     assert gone() is None
 
 
-def test_garbage_of_earlier_blocks_is_collected_when_it_may_be_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def garbage_of_earlier_blocks_is_collected_when_it_may_be_much() -> None:
     with only_new_garbage():
         pass  # the first block of a process counts
-    monkeypatch.setattr(Heap, "counted", 1000)  # as in a process that has imported little
-    monkeypatch.setattr(Heap, "blocks", sys.getallocatedblocks())
+    Heap.counted, Heap.blocks = 1000, sys.getallocatedblocks()  # as in a process that has imported little
     with only_new_garbage():
         knots = [Knot() for _ in range(Heap.counted)]
     gone = weakref.ref(knots[0])
     del knots
     with only_new_garbage():
         assert gone() is None
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        the_collector_is_as_before_after_the_block,
+        nothing_is_done_in_a_program_that_froze_objects,
+        new_garbage_is_collected_and_old_is_not_looked_at,
+        garbage_of_earlier_blocks_is_collected_when_it_may_be_much,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_in_a_small_process(check: Callable[[], None]) -> None:
+    """With the collector as Python starts it, and without the million objects of torch, which takes a second to see."""
+    code = f"import test_garbage; test_garbage.{check.__name__}()"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)

@@ -384,7 +384,7 @@ def models(draw: st.DrawFn) -> nn.Module:
     return Runner([(str(index), module) for index, module in enumerate(built)], draw(st.permutations(built[-3:])))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(models(), st.sampled_from(["auto", "model", "all"]), st.sampled_from([[], ["Identity"], ["Runner"]]))
 def test_every_call_has_a_tag_of_its_own_below_its_levels(model: Runner, granularity: str, exclude: list[str]) -> None:
     model.program = tuple(module for module in model.program if not isinstance(module, nn.ModuleDict))
