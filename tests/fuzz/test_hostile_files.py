@@ -29,7 +29,7 @@ from mutators import (
 )
 from package_mutators import mutate_package
 
-QUICK, SLOW = 360, 10_000
+QUICK, SLOW = 360, 2_000
 """Cases in all, spread over the kinds by their shares."""
 BATCH = 11
 
