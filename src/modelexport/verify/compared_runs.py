@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
+from msgspec.structs import replace as changed
 
 from modelexport.core.calls import ROOT
 from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.array_differences import Difference
+from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import FileTrace, exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.node_computation import NodeError
+from modelexport.traces.outputs_of_two_files import RANDOM
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.cut_out_calls import results_of_cut
 from modelexport.verify.matched_values import Matches
+from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.owner_contradictions import Contradiction, check_owners
 from modelexport.verify.verify_report import OwnerCounts
 from modelexport.verify.wrong_calls import (
@@ -154,6 +157,34 @@ def outputs_of(tagged: TaggedFile, reference: Trace) -> list[tuple[ir.Value, See
     return list(zip(tagged.model.graph.outputs, returned, strict=False))
 
 
+def judged(run: AsRun, compared: Compared, *, other_weights: bool = False) -> AsRun:
+    """The outputs in ONNX Runtime. Where they differ although the file agrees in float64 and computes them, that is a
+    choice among equal scores, random, or rounding that grows, unless a part of ONNX Runtime is known to be the cause.
+
+    Args:
+        other_weights: Whether the file has other weights than the model, which the run in float64 replaced.
+    """
+    matches = compared.end_to_end
+    if compared.located.pairs or matches.trace.failed is not None or other_weights:
+        return run
+    status: Verdict = "not compared"
+    if matches.reference.random_numbers or matches.trace.random:
+        reason = RANDOM
+    elif matches.trace.ties:
+        status, reason = "tie", "equal scores were chosen in another order"
+    elif run.cause or not matches.reference.is_float64:
+        return run
+    else:
+        reason = "in float64 it agrees; in the types of the file rounding grows"
+    outputs = [
+        changed(output, status=status, reason=reason)
+        if output.status == "differ" and output.relative is not None and output.relative < float("inf")
+        else output
+        for output in run.outputs
+    ]
+    return replace(run, outputs=outputs, cause=run.cause if any(one.status == "differ" for one in outputs) else "")
+
+
 def output_differences(compared: Compared) -> list[Difference]:
     """The outputs in float64."""
     matches, differences = compared.end_to_end, []
@@ -164,7 +195,7 @@ def output_differences(compared: Compared) -> list[Difference]:
             reason = f"it is off by {error:.1e} of its size" if error < float("inf") else "it is not PyTorch's"
             differences.append(Difference(**facts, status="differ", reason=reason, relative=error))
         elif matches.is_random(value):
-            differences.append(Difference(**facts, status="not compared", reason="it depends on random numbers"))
+            differences.append(Difference(**facts, status="not compared", reason=RANDOM))
         elif compared.unknown is not None and value not in matches.trace.prints:
             differences.append(Difference(**facts, status="not compared", reason=str(compared.unknown)))
         else:

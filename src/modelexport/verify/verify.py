@@ -35,10 +35,9 @@ from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import read_tagged
-from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.calls_by_value import wrong_parameters
-from modelexport.verify.compared_runs import Compared, output_differences
+from modelexport.verify.compared_runs import Compared, judged, output_differences
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
@@ -116,6 +115,7 @@ def verify(
         if weights is None:
             tell("verify: the outputs in ONNX Runtime")
             run = sides.as_run(inputs, provider, sides.returned(inputs))
+            run = judged(run, compared, other_weights=bool(parameters.differing))
             notes += sides.runs.note_on_fused(inputs)
         varied = Others()
         if others and weights is None and compared.agrees and tagged.cut is None:
@@ -134,8 +134,7 @@ def verify(
                 tagged, known_sidecar, compared.end_to_end, module_tree(model), entries=entries_of(model)
             )
         return VerifyReport(
-            outputs=(run.outputs if run.cause else _judged(run.outputs, compared, bool(parameters.differing)))
-            or output_differences(compared),
+            outputs=run.outputs or output_differences(compared),
             calls=with_verdicts_of_weights(calls, users_of(tagged.nodes, set(parameters.differing)), "the model's"),
             provider=provider,
             parameters=parameters,
@@ -147,28 +146,6 @@ def verify(
             cause=run.cause,
             notes=[*sides.notes, *notes, *run.notes, *saturation_notes(tagged.nodes, tagged.path)],
         )
-
-
-def _judged(outputs: Sequence[Difference], compared: Compared, other_weights: bool) -> list[Difference]:
-    """The outputs as ONNX Runtime computes them. If the file agrees in float64, what is off in its own types is a
-    choice among equal scores, or random, or rounding that grows.
-
-    Args:
-        other_weights: Whether the file has other weights than the model, which the run in float64 replaced.
-    """
-    matches, judged = compared.end_to_end, []
-    # Not shared with check_outputs, to which NaN, contradicted owners, a model that refuses float64 may be rounding.
-    agrees = compared.agrees and compared.unknown is None and matches.reference.is_float64 and not other_weights
-    for output in outputs:
-        status, reason = output.status, output.reason
-        if status == "differ" and agrees and output.relative is not None and output.relative < float("inf"):
-            if matches.trace.ties:
-                status, reason = "tie", "equal scores were chosen in another order"
-            else:
-                random = "it depends on random numbers" if matches.reference.random_numbers else ""
-                status, reason = "not compared", random or f"in float64 it agrees; in the types of the file {reason}"
-        judged.append(msgspec.structs.replace(output, status=status, reason=reason))
-    return judged
 
 
 def _with_others(calls: Sequence[CallVerdict], wrong: Compared, chosen: Sequence[ModuleCall]) -> list[CallVerdict]:
