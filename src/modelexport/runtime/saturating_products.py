@@ -33,6 +33,7 @@ from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nodes_of
 from modelexport.graph.unique_names import free_name, names_in
+from modelexport.graph.weighted_operators import summed_axis
 from modelexport.runtime import CPU
 
 _SMALLEST, _LARGEST = -(2**15), 2**15 - 1
@@ -208,7 +209,7 @@ def _share(node: ir.Node, codes: Any) -> float:
             return 0.0  # by channel
         rows = np.moveaxis(codes, 1, -1).reshape(len(codes), -1).T
     else:
-        axis = -1 if node.attributes.get_int("transB", 0) else -2
+        axis = summed_axis(node)
         rows = np.moveaxis(codes, axis, 0).reshape(codes.shape[axis], -1)
     count = len(rows) // 2 * 2
     first, second = rows[:count:2].astype(np.int16), rows[1:count:2].astype(np.int16)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from modelexport.graph.weighted_operators import WEIGHTED
 from modelexport.runtime.shapes import Shapes, elements
 
 Shape = tuple[int, ...]
@@ -216,8 +217,8 @@ _RULES: Mapping[str, Callable[..., int | None]] = {
 
 def _added(node: ir.Node, out: Shape) -> int:
     """Operations besides the multiply-adds: one for each output element if there is a bias or activation."""
-    position = {"Gemm": 2, "FusedGemm": 2, "Conv": 2, "FusedConv": 2, "NhwcFusedConv": 2, "ConvTranspose": 2}
-    index = position.get(node.op_type)
+    row = WEIGHTED.get(node.op_type.removeprefix("Nhwc").removeprefix("Fused"))
+    index = row.bias if row is not None else None
     bias = index is not None and len(node.inputs) > index and node.inputs[index] is not None
     activation = node.op_type.startswith("Fused") and "activation" in node.attributes
     return elements(out) * (int(bias) + int(activation))

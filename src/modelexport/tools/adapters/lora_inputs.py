@@ -18,6 +18,7 @@ from modelexport.format.parameter_plan import AdapterInput, AdapterPart, Paramet
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.parameter_plans import record_adapter_input
 from modelexport.graph.properties import put_texts
+from modelexport.graph.weighted_operators import result_axes
 from modelexport.tools.adapters.peft_adapters import LowRank
 from modelexport.weights.entries_from_file import transposition
 
@@ -71,7 +72,7 @@ def gives_last(value: ir.Value, *, flipped: bool) -> bool | None:
         if node.op_type == "Transpose" and not node.domain:
             seen.add(gives_last(node.outputs[0], flipped=not flipped))
         elif node.op_type in ("MatMul", "Gemm") and not node.domain and index == 1:
-            seen.add(flipped == bool(node.attributes.get_int("transB", 0)))
+            seen.add(flipped != (result_axes(node) == (-1,)))
         else:
             seen.add(None)
     return seen.pop() if len(seen) == 1 else None
@@ -85,18 +86,14 @@ def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, 
             yield from _places(node.outputs[0], pair, flipped=not flipped, entry=entry)
         elif node.op_type == "Conv" and index == 1 and len(entry) > 2:
             yield WeightUse(node, "convolution")
-        elif node.op_type == "Gemm" and index == 1:
+        elif node.op_type in ("MatMul", "Gemm") and index == 1 and len(entry) == 2 and not pair.is_table:
             attributes = node.attributes
             scaled = any(attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta"))
-            fits = pair.is_transposed(entry) != (flipped != bool(attributes.get_int("transB", 0)))
-            fits = fits and not scaled and not attributes.get_int("transA", 0)
-            yield WeightUse(node, "linear") if fits and not pair.is_table else None
-        elif len(entry) != 2 or pair.is_transposed(entry) == flipped:
-            yield None
-        elif node.op_type == "Gather" and index == 0 and pair.is_table:
-            yield WeightUse(node, "table") if node.attributes.get_int("axis", 0) == 0 else None
-        elif node.op_type == "MatMul" and index == 1 and not pair.is_table:
-            yield WeightUse(node, "linear")
+            fits = pair.is_transposed(entry) != (flipped == (result_axes(node) == (-1,)))
+            yield WeightUse(node, "linear") if fits and not scaled and not attributes.get_int("transA", 0) else None
+        elif node.op_type == "Gather" and index == 0 and len(entry) == 2 and pair.is_table:
+            fits = pair.is_transposed(entry) != flipped and not node.attributes.get_int("axis", 0)
+            yield WeightUse(node, "table") if fits else None
         else:
             yield None
     if value.is_graph_output():

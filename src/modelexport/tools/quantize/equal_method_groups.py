@@ -18,22 +18,9 @@ import onnx_ir as ir
 
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.graph.weighted_operators import WEIGHTED, data_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.weights_behind import weight_behind
-
-WEIGHTS: Mapping[str, int] = {
-    "MatMul": 1,
-    "FusedMatMul": 1,
-    "Gemm": 1,
-    "Conv": 1,
-    "ConvTranspose": 1,
-    "Gather": 0,
-    "LSTM": 1,
-    "GRU": 1,
-    "RNN": 1,
-    "Attention": 1,
-}
-"""Operators to the position of the input that holds their weight."""
 
 _PRODUCTS = ("MatMul", "FusedMatMul", "Einsum")
 
@@ -92,10 +79,10 @@ def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
     """The nodes of the main graph with a constant weight of floating-point numbers, to its initializer."""
     weights: dict[ir.Node, ir.Value] = {}
     for node in model.graph:
-        place = WEIGHTS.get(node.op_type)
-        if place is None or place >= len(node.inputs):
+        row = WEIGHTED.get(node.op_type)
+        if row is None or row.weight >= len(node.inputs):
             continue
-        weight = weight_behind(node.inputs[place]) if weight_behind(node.outputs[0]) is None else None
+        weight = weight_behind(node.inputs[row.weight]) if weight_behind(node.outputs[0]) is None else None
         tensor = weight.const_value if weight is not None else None
         if weight is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
             weights[node] = weight
@@ -125,7 +112,7 @@ def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterat
         by_input: dict[ir.Value | None, list[ir.Node]] = defaultdict(list)
         for projection in weighted:
             if projection in projections_before:
-                by_input[projection.inputs[1 - WEIGHTS[projection.op_type]]].append(projection)
+                by_input[data_of(projection)].append(projection)
         yield from by_input.values()
 
 

@@ -9,10 +9,10 @@ from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.graph.weighted_operators import WEIGHTED
 from modelexport.lineage.owners_after_passes import derive_owners
 from modelexport.regions.inferred_types import infer_types
 from modelexport.tagged.file import TaggedFile
-from modelexport.tools.quantize.equal_method_groups import WEIGHTS
 from modelexport.tools.quantize.weights_behind import MOVES_WEIGHTS
 
 QUANTIZED_SINCE = 11
@@ -64,8 +64,9 @@ def _hold_weights(model: ir.Model) -> None:
     if model.ir_version < _INPUTS_ALONE:
         graph.inputs[:] = [value for value in graph.inputs if not value.is_initializer()]
         model.ir_version = _INPUTS_ALONE
-    for node in [node for node in graph if node.op_type in WEIGHTS and len(node.inputs) > WEIGHTS[node.op_type]]:
-        value = node.inputs[WEIGHTS[node.op_type]]
+    for node in list(graph):
+        row = WEIGHTED.get(node.op_type)
+        value = node.inputs[row.weight] if row is not None and row.weight < len(node.inputs) else None
         while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES_WEIGHTS:
             value = mover.inputs[0]
         if value is not None and value.is_initializer() and value.is_graph_input():

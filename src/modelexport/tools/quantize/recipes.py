@@ -13,9 +13,10 @@ from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Recipe, Rule, read_recipe
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.weighted_operators import WEIGHTED
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
-from modelexport.tools.quantize.equal_method_groups import WEIGHTS, find_groups
+from modelexport.tools.quantize.equal_method_groups import find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tools.quantize.weights_behind import weight_behind, weights_behind
 from modelexport.traces.calibration_data import RunInputs
@@ -179,8 +180,8 @@ def is_quantized(node: ir.Node) -> bool:
 
     It takes or makes numbers of at most eight bits, or its weight, or its input if it has none, comes from them.
     """
-    place = WEIGHTS.get(node.op_type)
-    looked_at = node.inputs if place is None else node.inputs[place : place + 1]
+    row = WEIGHTED.get(node.op_type)
+    looked_at = node.inputs if row is None else node.inputs[row.weight : row.weight + 1]
     return (
         node.op_type in _QUANTIZERS
         or any(value is not None and value.dtype in _QUANTIZED for value in (*node.inputs, *node.outputs))

@@ -20,10 +20,11 @@ from modelexport.errors import CheckError, UsageError
 from modelexport.graph.bound_tensors import share_tensor
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import place_of
+from modelexport.graph.weighted_operators import WEIGHTED, data_of, result_axes, summed_axis
 from modelexport.regions.region import Region, weights_of
 from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tools.quantize.equal_method_groups import WEIGHTS, weighted_nodes
+from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 from modelexport.tools.quantize.methods import Method
 from modelexport.tools.quantize.weights_behind import same_nodes
 from modelexport.traces.tolerances import OF_BIASES, TIMES_MOVED
@@ -41,8 +42,6 @@ _STATES = dict.fromkeys(_RECURRENT, slice(4, 7)) | {"Attention": slice(3, None)}
 """Operators that compute more than one product, and so get dense inputs, to the inputs that are left out."""
 _IN_RANGES = ("Relu", "Clip")
 """Operators that quantizers leave to the range of integers: the result gets the name of theirs."""
-_CHANNELS = dict.fromkeys(_RECURRENT, (0, 1)) | {"Conv": (0,), "ConvTranspose": (1,)}
-"""The axes of a weight along which scales differ; the last one, that of outputs, for any other operator."""
 
 
 def check_written(
@@ -118,9 +117,9 @@ class _Comparison:
     def _steps_off(self, region: Region, target: ir.Value, products: Collection[ir.Node]) -> float:
         """The largest error of the quantized result, in changes of the other that rounding explains."""
         inside = [node for node in region.nodes if node in products]
-        fed = [node for node in inside if _data(node) in region.inputs]
+        fed = [node for node in inside if data_of(node) in region.inputs]
         first = (fed or inside)[0]
-        data = _data(first)
+        data = data_of(first)
         assert data.dtype is not None
         low, high = self._range(data)
         feeds = moved = _feeds(first, low, high, self._draw) if fed else np.zeros(0)  # a constant needs none
@@ -170,16 +169,14 @@ class _Comparison:
 
     def _step(self, node: ir.Node, sizes: Any, has_one_scale: bool) -> Any:
         """Between two numbers that a weight can be stored as, from the sizes of its elements; it broadcasts with it."""
-        options, is_table = self._method.row.options, node.op_type == "Gather"
-        by_rows = is_table or bool(node.attributes.get_int("transB", 0))
-        if "block" in options:
-            axis, block = -1 if by_rows else -2, self._method.option("block")
+        if "block" in self._method.row.options:
+            axis, block = summed_axis(node), self._method.option("block")
             most = np.maximum.reduceat(sizes, np.arange(0, sizes.shape[axis], block), axis)
             sizes = np.repeat(most, block, axis).take(np.arange(sizes.shape[axis]), axis)
-        elif is_table or has_one_scale or not self._method.option("per_channel"):
+        elif node.op_type == "Gather" or has_one_scale or not self._method.option("per_channel"):
             sizes = sizes.max()
         else:
-            kept = {axis % sizes.ndim for axis in _CHANNELS.get(node.op_type, (0 if by_rows else -1,))}
+            kept = {axis % sizes.ndim for axis in result_axes(node)}
             sizes = sizes.max(tuple({*range(sizes.ndim)} - kept), keepdims=True)
         return sizes / np.float32(self._method.levels)
 
@@ -207,16 +204,9 @@ def _scale(node: ir.Node) -> Any:
     return np.inf if tensor is None else tensor.numpy()
 
 
-def _data(node: ir.Node) -> ir.Value:
-    """What a node multiplies with its weight, or looks up in it."""
-    value = node.inputs[1 - WEIGHTS[node.op_type]]
-    assert value is not None
-    return value
-
-
 def _weights(node: ir.Node) -> Sequence[ir.Value]:
     """The weights of a node that are quantized."""
-    place = WEIGHTS[node.op_type]
+    place = WEIGHTED[node.op_type].weight
     return [value for value in node.inputs[place : place + 1 + (node.op_type in _RECURRENT)] if value is not None]
 
 
@@ -233,13 +223,11 @@ def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) ->
 
     if node.op_type == "Gather":
         return places(shape[how.get_int("axis", 0)])
+    size, spread = shape[summed_axis(node)], list[int]()
     if node.op_type in _STATES:
-        size = shape[-1 if node.op_type in _RECURRENT else 0]
         return draw.choice(np.array([low, high], np.float32), (2, _TOGETHER, size))
-    if not node.op_type.startswith("Conv"):
-        size, spread = shape[-1 if how.get_int("transB", 0) else -2], []
-    else:
-        size = shape[0] if node.op_type == "ConvTranspose" else shape[1] * how.get_int("group", 1)
+    if node.op_type.startswith("Conv"):
+        size *= how.get_int("group", 1) if node.op_type == "Conv" else 1
         dilations = how.get_ints("dilations", [1] * len(shape[2:]))
         spread = [1 + (length - 1) * step for length, step in zip(shape[2:], dilations, strict=True)]
     at = places(size)

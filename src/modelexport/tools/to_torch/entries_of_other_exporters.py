@@ -16,13 +16,13 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.unique_names import free_name, names_of_initializers
+from modelexport.graph.weighted_operators import WEIGHTED, result_axes
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.found_calls.find_calls import is_recorded_constant, is_recorded_parameter
 from modelexport.tagged.found_calls.recorded_stacks import CallSource
 
-_INPUTS = {"MatMul": ("", "weight"), "Gemm": ("", "weight", "bias"), "Conv": ("", "weight", "bias"),
-           "ConvTranspose": ("", "weight", "bias")}  # fmt: skip
-"""The parameters of modules that operators take, by input."""
+_WITH_ONE_WEIGHT = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+"""Operators of modules whose parameters are ``weight`` and ``bias``."""
 
 
 def entries_of_other_exporter(
@@ -99,12 +99,11 @@ def _use(value: ir.Value) -> tuple[str, str, bool]:
     """
     uses = [(use.node, use.idx) for use in value.uses()]
     paths = {owner.call.path for node, _ in uses if (owner := owner_of(node)) is not None}
-    roles = {_INPUTS.get(node.op_type, ())[index : index + 1] or ("",) for node, index in uses}
+    rows = [(WEIGHTED[node.op_type] if node.op_type in _WITH_ONE_WEIGHT else None, index) for node, index in uses]
+    roles = {
+        "weight" if row and index == row.weight else "bias" if row and index == row.bias else "" for row, index in rows
+    }
     path = paths.pop() if len(paths) == 1 else ""
-    role = roles.pop()[0] if len(roles) == 1 and path else ""
+    role = roles.pop() if len(roles) == 1 and path else ""
     is_matrix = role == "weight" and value.const_value is not None and len(value.const_value.shape) == 2
-    are_transposed = [
-        node.op_type == "MatMul" or (node.op_type == "Gemm" and not node.attributes.get_int("transB", 0))
-        for node, _ in uses
-    ]
-    return path, role, is_matrix and all(are_transposed)
+    return path, role, is_matrix and all(result_axes(node) == (-1,) for node, _ in uses)

@@ -1,0 +1,47 @@
+"""Operators that compute with a weight: which input it is, and which of its axes are those of inputs and of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+
+class WeightedOperator(NamedTuple):
+    """Positions of inputs, and axes of the weight."""
+
+    weight: int = 1
+    summed: int = -2
+    """The axis that is summed over."""
+    results: tuple[int, ...] = (-1,)
+    """The axes along which results differ."""
+    bias: int | None = None
+
+
+_PRODUCT = WeightedOperator()
+WEIGHTED: Mapping[str, WeightedOperator] = {
+    **dict.fromkeys(("MatMul", "FusedMatMul", "Attention"), _PRODUCT),
+    "Gemm": WeightedOperator(bias=2),
+    "Conv": WeightedOperator(summed=1, results=(0,), bias=2),
+    "ConvTranspose": WeightedOperator(summed=0, results=(1,), bias=2),
+    "Gather": WeightedOperator(weight=0, summed=-1, results=(0,)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), WeightedOperator(summed=-1, results=(0, 1))),
+}
+
+
+def summed_axis(node: ir.Node) -> int:
+    """The axis of a node's weight that is summed over; in an operator without a row as in ``MatMul``."""
+    return -1 if node.attributes.get_int("transB", 0) else WEIGHTED.get(node.op_type, _PRODUCT).summed
+
+
+def result_axes(node: ir.Node) -> tuple[int, ...]:
+    """The axes of a node's weight along which its results differ; in an operator without a row as in ``MatMul``."""
+    return (0,) if node.attributes.get_int("transB", 0) else WEIGHTED.get(node.op_type, _PRODUCT).results
+
+
+def data_of(node: ir.Node) -> ir.Value:
+    """What a node multiplies with its weight, or looks up in it."""
+    value = node.inputs[1 - WEIGHTED[node.op_type].weight]
+    assert value is not None
+    return value
