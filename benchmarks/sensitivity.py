@@ -161,8 +161,8 @@ def print_equal(name: str, file: Path, feeds: RunInputs, folder: Path) -> None:
         write(output)
         error, size = error_of_file(output, file, feeds[len(feeds) // 2 :])
         to = ["int4", "int8-weights", "int8-dynamic", "int8-dynamic:per_channel=false"]
-        found = search(file, to=to, data=feeds, budget=size)
-        smaller = search(file, to=to, data=feeds, within=f"error<={error}")
+        found = search(file, to=to, data=feeds, budget=size).found
+        smaller = search(file, to=to, data=feeds, within=f"error<={error}").found
         print(
             f"| {name} | {rival} | {size / 1e6:.2f} MB | {error:.4f} | {found.judged:.4f} "
             f"| {smaller.bytes_after / 1e6:.2f} MB{'' if smaller.met else ' (not met)'} |",

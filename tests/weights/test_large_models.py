@@ -29,7 +29,7 @@ from modelexport.exporting.pipeline import export
 from modelexport.files import linked_weights as linking
 from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import weights_faults
-from modelexport.files.onnx_models import load_onnx
+from modelexport.files.onnx_models import load_onnx, save_with_references
 from modelexport.format import documents, keys
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
@@ -42,7 +42,7 @@ from modelexport.tools.optimizers.optimize_tools import optimize_file
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify import verify
 from modelexport.weights import linked_copied_embedded
-from modelexport.weights.linked_copied_embedded import save_with_weights
+from modelexport.weights.linked_copied_embedded import place_weights
 from modelexport.weights.weight_updates import update_weights
 
 INPUTS = {"input_ids": torch.arange(2, 14).reshape(2, 6)}
@@ -132,7 +132,9 @@ def saved(
     graph = ir.Graph([], [output], nodes=[identity], initializers=values, opset_imports={"": 20}, name="weights")
     model = ir.Model(graph, ir_version=10)
     with written_together(path.parent) as staging:
-        return save_with_weights(model, path, staging, mode=mode, weights=weights)
+        placed, summary = place_weights(model, path, staging, mode=mode, weights=weights)
+        save_with_references(model, staging / path.name, placed)
+        return summary
 
 
 def computed(path: Path) -> np.ndarray:

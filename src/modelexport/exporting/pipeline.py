@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatab
 from modelexport.runtime.checked_writing import checked_and_replaced
 from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree_display import tree_rows
+from modelexport.weights.linked_copied_embedded import place_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -272,7 +273,7 @@ class _Job:
 
 @dataclass
 class _Written:
-    """The files of an export in their staging folder."""
+    """The files of an export in their staging folder: the weights once, the graph and its documents by each `write`."""
 
     job: _Job
     exported: Exported
@@ -280,27 +281,31 @@ class _Written:
     tagged: steps.Tagged
     attempts: Sequence[Attempt]
     staged: Path
-    files: Set[Path] = frozenset()
+
+    def __post_init__(self) -> None:
+        options, stages = self.job.options, self.job.stages
+        with stages("encoding"):
+            self.functions = steps.encode(self.exported.model, self.tagged.tags, options.tags.tags_as)
+        self.graph = self.functions.model if self.functions else self.exported.model
+        with stages("write"):
+            self.placed, self.weights = place_weights(
+                self.graph,
+                self.job.path,
+                self.staged.parent,
+                mode=options.weights.weights,
+                weights=options.weights.source,
+            )
 
     def write(self, conditions: Sequence[SizeCondition]) -> documents.Hierarchy:
         """Write the file and its documents, with the conditions of sizes under which the file is right."""
-        job, exported = self.job, self.exported
-        options, stages = job.options, job.stages
-        for file in self.files:
-            file.unlink()
-        others = {*self.staged.parent.iterdir()}
-        record_conditions(exported.model, conditions)
-        with stages("encoding"):
-            self.functions = steps.encode(exported.model, self.tagged.tags, options.tags.tags_as)
+        job, exported, stages = self.job, self.exported, self.job.stages
+        for model in (exported.model, self.graph):
+            record_conditions(model, conditions)
         with stages("documents"):
-            settings = options.settings(exported, self.attempts, conditions)
+            settings = job.options.settings(exported, self.attempts, conditions)
             self.described = steps.describe(
                 job.model, exported, self.before, self.tagged, name=job.name, settings=settings
             )
-        graph = self.functions.model if self.functions else exported.model
         with stages("write"):
-            self.weights = steps.write_files(
-                graph, self.tagged, self.described.files, job.path, self.staged, options.weights
-            )
-        self.files = {*self.staged.parent.iterdir()} - others
+            steps.write_files(self.graph, self.placed, self.described.files, self.staged)
         return self.described.hierarchy

@@ -19,8 +19,10 @@ from modelexport.errors import CaptureError
 from modelexport.exporting.constant_folding import fold_packed, fold_quantized
 from modelexport.exporting.graph_passes import finish, optimize_graph
 from modelexport.exporting.markdown_report import report_path
-from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
+from modelexport.exporting.options import GraphOptions, TagOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
+from modelexport.files.onnx_models import record_documents, save_with_references
+from modelexport.files.protobuf_writing import Tensors
 from modelexport.format import documents
 from modelexport.format.keys import DAG_SUFFIX, OPERATIONS_SUFFIX, SIDECAR_SUFFIX
 from modelexport.graph.bound_tensors import bind_tensors, detach_parameters, order_uses
@@ -51,7 +53,6 @@ from modelexport.weights.entries_of_initializers import (
     state_dict_entries,
     with_initializers,
 )
-from modelexport.weights.linked_copied_embedded import WeightsSummary, save_with_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -247,16 +248,12 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
     return None
 
 
-def write_files(
-    graph: ir.Model, tagged: Tagged, documents: Mapping[str, bytes], path: Path, staged: Path, options: WeightOptions
-) -> WeightsSummary:
-    """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
-    weights = save_with_weights(
-        graph, path, staged.parent, mode=options.weights, weights=options.source, documents=documents
-    )
+def write_files(graph: ir.Model, placed: Tensors, documents: Mapping[str, bytes], staged: Path) -> None:
+    """Write a model whose weights are in place to ``staged``, and its documents beside it."""
+    record_documents(graph, documents)
+    save_with_references(graph, staged, placed)
     for suffix, document in documents.items():
         staged.with_suffix(suffix).write_bytes(document)
-    return weights
 
 
 def list_files(staged: Path, path: Path, dag_dir: Path | None, *, report: bool) -> list[Path]:

@@ -46,22 +46,18 @@ class WeightsSummary:
         return bool(self.linked or self.copied_bytes or self.absent_bytes)
 
 
-def save_with_weights(
-    model: ir.Model,
-    path: Path,
-    staging: Path,
-    *,
-    mode: str,
-    weights: Weights | None,
-    documents: Mapping[str, bytes] | None = None,
-) -> WeightsSummary:
-    """Write a model to ``staging``; it will be moved to ``path`` later.
+def place_weights(
+    model: ir.Model, path: Path, staging: Path, *, mode: str, weights: Weights | None
+) -> tuple[_Tensors, WeightsSummary]:
+    """Write or link the weights files of a model in ``staging``; they will be moved beside ``path`` later.
 
     Args:
         mode: ``link``, ``copy``, ``none``, or ``auto``: embedded up to 1 GB; above that, linked if ``weights`` are
             given, otherwise copied.
         weights: The places of these entries.
-        documents: The documents beside the model: the suffix of each name to the content.
+
+    Returns:
+        What is written into the model file for each initializer, its numbers or where these are, and a summary.
 
     Raises:
         OutputError: The files of the weights cannot be linked into the folder.
@@ -89,9 +85,7 @@ def save_with_weights(
         placed |= onnx_models.write_data_file(to_file, staging, data)
         record(model, keys.DATA, {data: seal(staging / data)})
         summary.copied_bytes = total
-    onnx_models.record_documents(model, documents or {})
-    onnx_models.save_with_references(model, staging / path.name, placed)
-    return summary
+    return placed, summary
 
 
 def _divided(values: Mapping[ir.Value, ir.TensorProtocol], mode: str) -> tuple[_Tensors, _Tensors, _Tensors]:

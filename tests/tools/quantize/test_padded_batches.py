@@ -76,10 +76,10 @@ def test_an_output_without_the_rows_of_its_batch_is_not_compared(tmp_path: Path)
 def test_what_is_within_a_bound_alone_and_not_in_batches_is_not_chosen(tmp_path: Path) -> None:
     path = product(tmp_path / "a.onnx", "batch, words")
     runs = runs_of([1.0, 1.0, 1.0, 100.0])
-    loose = search(path, to=["int8-dynamic"], data=runs, within="error<=10")
+    loose = search(path, to=["int8-dynamic"], data=runs, within="error<=10").found
     assert loose.in_batches is not None, "the small row gets the large one's scale"
     assert loose.in_batches > 5 * loose.judged, "the small row gets the large one's scale"
-    tight = search(path, to=["int8-dynamic"], data=runs, within=f"error<={2 * loose.judged}")
+    tight = search(path, to=["int8-dynamic"], data=runs, within=f"error<={2 * loose.judged}").found
     assert tight.met
     assert tight.judged == tight.in_batches == 0
     assert tight.bytes_after == tight.bytes_before

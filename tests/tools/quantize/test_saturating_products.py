@@ -298,7 +298,9 @@ def test_a_device_that_saturates_is_wrong_in_its_modules(folder: Path, tmp_path:
 
 def test_a_bound_holds_for_this_processor_and_for_exact_integers(folder: Path) -> None:
     figures = [
-        search(folder / "m.onnx", to=[f"int8-dynamic:weights={kind}"], data=folder / "x.npz", within="error<=1").judged
+        search(
+            folder / "m.onnx", to=[f"int8-dynamic:weights={kind}"], data=folder / "x.npz", within="error<=1"
+        ).found.judged
         for kind in ("uint8", "int8")
     ]
     assert figures[0] < 0.02

@@ -77,7 +77,7 @@ def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
 def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     feeds = feeds_of(case, 6)
-    everything = search(case.path, to=["int4"], data=feeds, within="error<=10", only=[LAYER])
+    everything = search(case.path, to=["int4"], data=feeds, within="error<=10", only=[LAYER]).found
     assert everything.met
     assert not everything.changed
     assert everything.modules > 2
@@ -110,14 +110,14 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
 def test_a_smaller_error_costs_more(exported: Exporter) -> None:
     case = exported("bert")
     how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 4), "only": [LAYER]}
-    loose, tight = (search(case.path, **how, within=f"error<={limit}") for limit in (0.5, 0.05))
+    loose, tight = (search(case.path, **how, within=f"error<={limit}").found for limit in (0.5, 0.05))
     assert loose.bytes_after <= tight.bytes_after
 
 
 def test_a_search_that_keeps_every_module_is_of_no_use(exported: Exporter) -> None:
     case = exported("bert")
     for wanted in ({"budget": 10**9}, {"within": "error<=0"}):
-        found = search(case.path, to=["int4"], data=feeds_of(case, 2), only=[LAYER], **wanted)  # type: ignore[arg-type]
+        found = search(case.path, to=["int4"], data=feeds_of(case, 2), only=[LAYER], **wanted).found  # type: ignore[arg-type]
         assert (found.met, found.of_use, found.bytes_after) == (True, False, found.bytes_before)
         assert "every module is kept: the file stays as it is, nothing was written" in format_search(found)
 
@@ -125,9 +125,9 @@ def test_a_search_that_keeps_every_module_is_of_no_use(exported: Exporter) -> No
 def test_a_budget_is_spent_where_it_helps_most(exported: Exporter) -> None:
     case = exported("bert")
     how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 4), "only": [LAYER]}
-    start = search(case.path, **how, within="error<=10")
+    start = search(case.path, **how, within="error<=10").found
     budget = (start.bytes_after + start.bytes_before) // 2
-    found = search(case.path, **how, budget=budget)
+    found = search(case.path, **how, budget=budget).found
     assert found.met
     assert start.bytes_after < found.bytes_after <= budget
     assert found.judged < start.judged
@@ -136,7 +136,7 @@ def test_a_budget_is_spent_where_it_helps_most(exported: Exporter) -> None:
 
 def test_selectors_keep_modules_out_of_the_search(exported: Exporter) -> None:
     case = exported("bert")
-    found = search(case.path, to=["int4"], data=feeds_of(case, 2), within="error<=10", keep=["encoder.layer.0"])
+    found = search(case.path, to=["int4"], data=feeds_of(case, 2), within="error<=10", keep=["encoder.layer.0"]).found
     tagged = read_tagged(case.path)
     inside = tagged.select("encoder.layer.0").inside
     kept = [selector for rule in found.recipe.rules if rule.method == KEEP for selector in rule.selectors]
@@ -195,7 +195,7 @@ def timed(case: ExportedCase, monkeypatch: pytest.MonkeyPatch, seconds: dict[str
         search_within_bound, "whole_time", lambda *how: compare_turns([1000] * 9, [round(1000 * whole)] * 9)
     )
     how: dict[str, Any] = {"data": feeds_of(case, 2), "within": "error<=10", "least": "time", "only": [LAYER]}
-    return search(case.path, to=["int4", "int8-weights"], **how)
+    return search(case.path, to=["int4", "int8-weights"], **how).found
 
 
 def test_the_fastest_methods_are_chosen_though_they_are_not_the_smallest(

@@ -128,6 +128,13 @@ def quantize(
     tagged = read_tagged(path)
     feeds = given_runs(tagged, data, processor) if data else None
     result = quantized(tagged, rules, data=feeds, folder=output.parent)
+    return write_quantized(result, tagged, output, rules, feeds, check_runtime=check_runtime)
+
+
+def write_quantized(
+    result: Quantized, tagged: TaggedFile, output: Path, rules: Recipe, feeds: RunInputs | None, *, check_runtime: bool
+) -> QuantizeResult:
+    """Write what was made of a file with its tags and its recipe, which is run with the first inputs before."""
     report = write_retagged(
         result.model,
         tagged,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,17 @@ from modelexport.lineage.retagging import write_retagged
 from modelexport.packages.changed_packages import RECIPE, WEIGHTS, moved, only_graph, package_made_from
 from modelexport.packages.measured_parts import DECODE, time_parts_in_turns
 from modelexport.tables.turns import Turns
-from modelexport.tagged.file import read_tagged
-from modelexport.tagged.package import read_package
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.package import Package, read_package
 from modelexport.tools.quantize.executors import Executor
-from modelexport.tools.quantize.quantize import QuantizeResult, check_quantized_writable, quantize, quantized, result_of
+from modelexport.tools.quantize.quantize import (
+    Quantized,
+    QuantizeResult,
+    check_quantized_writable,
+    quantized,
+    result_of,
+    write_quantized,
+)
 from modelexport.tools.quantize.recipes import chosen_recipe, of_parts
 from modelexport.tools.quantize.search_within_bound import Least, SearchResult, search
 from modelexport.traces.calibration_data import RunInputs, given_runs
@@ -70,6 +77,33 @@ def quantize_package(
     feeds = None
     if data is not None:
         feeds = given_runs(read_tagged(only_graph(folder)), data, processor or folder)
+    return _write_package(
+        package,
+        output,
+        rules,
+        parts,
+        lambda staging: {
+            name: quantized(parts[name], rule, data=feeds, folder=staging)
+            for name, rule in of_parts(rules, parts).items()
+        },
+        check_runtime=check_runtime,
+    )
+
+
+def _write_package(
+    package: Package,
+    output: Path,
+    rules: Recipe,
+    parts: Mapping[str, TaggedFile],
+    make: Callable[[Path], Mapping[str, Quantized]],
+    *,
+    check_runtime: bool,
+) -> dict[str, QuantizeResult]:
+    """Write what is made of the parts of a package, with the weights of each folder in one file, and the recipe.
+
+    Args:
+        make: Makes the quantized parts, with files in a folder that are removed again.
+    """
     folders: dict[Path, list[str]] = defaultdict(list)
     for entry in package.manifest.parts:
         folders[Path(entry.file).parent].append(entry.name)
@@ -77,10 +111,7 @@ def quantize_package(
     made_from = replace(package, manifest=msgspec.structs.replace(package.manifest, weights=weights))
     results = {}
     with package_made_from(made_from, output, check=check_runtime) as staging:
-        quantized_parts = {
-            name: quantized(parts[name], rule, data=feeds, folder=staging)
-            for name, rule in of_parts(rules, parts).items()
-        }
+        quantized_parts = make(staging)
         for name in package.manifest.weights:
             (staging / name).unlink(missing_ok=True)
         sealed = {
@@ -193,13 +224,20 @@ def quantize_within(
     else:
         check_quantized_writable(Path(output), path)
     feeds = given_runs(read_tagged(graph), data, processor)
-    result = search(
+    result, made, tagged = search(
         graph, to=to, data=feeds if executor is None else data, processor=processor, within=within, budget=budget,
         metric=metric, keep=keep, only=only, output_name=output_name, stages=stages, device=device, least=least,
         executor=executor,
     )  # fmt: skip
     if not result.of_use:
         return Searched(result, {})
-    how: dict[str, Any] = {"recipe": result.recipe, "data": feeds[: result.runs[0]], "check_runtime": check_runtime}
-    written = quantize_package(path, output, **how) if path.is_dir() else {"": quantize(path, output, **how)}
+    output, rules = Path(output), result.recipe
+    if path.is_dir():
+        package = read_package(path)
+        (name,) = package.files
+        written = _write_package(
+            package, output, rules, {name: tagged}, lambda staging: {name: made}, check_runtime=check_runtime
+        )
+    else:
+        written = {"": write_quantized(made, tagged, output, rules, feeds, check_runtime=check_runtime)}
     return Searched(result, written)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import onnx_ir as ir
@@ -34,7 +34,7 @@ from modelexport.tools.quantize.methods import KEEP, Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
-from modelexport.tools.quantize.quantize import quantized, weights_size
+from modelexport.tools.quantize.quantize import Quantized, quantized, weights_size
 from modelexport.tools.quantize.ranked_steps import Option, rank_steps
 from modelexport.tools.quantize.sensitivity import measure_alone
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
@@ -100,6 +100,16 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.met and any(rule.method != KEEP for rule in self.recipe.rules) and fast
 
 
+class Search(NamedTuple):
+    """The result of :func:`search`, and what was measured."""
+
+    found: SearchResult
+    made: Quantized
+    """The quantized model."""
+    tagged: TaggedFile
+    """What it was made of."""
+
+
 @dataclass
 class _Runs:
     """Figures of choices on the inputs to choose by, each measured once."""
@@ -145,7 +155,7 @@ def search(
     device: str = CPU,
     least: Least = "bytes",
     executor: Executor | int | None = None,
-) -> SearchResult:
+) -> Search:
     """Choose a method for every module: the cheapest within a bound, or the least error within a number of bytes.
 
     Args:
@@ -209,47 +219,51 @@ def search(
             choice = ranked.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
-                quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model
-                judged, in_batches = _judge(quantized_model, tagged.model, switched, measured, judging)
+                made = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent)
+                judged, in_batches = _judge(made.model, tagged.model, switched, measured, judging)
             figures = [judged] if in_batches is None else [judged, in_batches]
             if bound is None or all(map(bound.holds, figures)) or len(steps) == len(ranked.steps):
                 break
             if judgements < JUDGEMENTS:
                 limit = _stricter(bound, runs, runs.figure(choice), figures)
                 steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(runs.within(limit))))]
-    after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
+    after, last = made.outcome.bytes_after, {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
         f"the {'fastest' if least == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
         f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose"
         + (f", {in_batches:.4g} in padded batches of {ROWS}" if in_batches is not None else ""),
     )
-    return SearchResult(
-        recipe=Recipe(recipe.rules, notes, bound.limit if bound is not None and measured.name == "error" else None),
-        metric=measured.name,
-        least=least,
-        times=whole_time(tagged, quantized_model, choosing[0], device) if least == "time" and choice else None,
-        kept=sum(option.method is None for option in ranked.start),
-        bound=wanted,
-        met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),
-        judged=judged,
-        in_batches=in_batches,
-        seen=runs.figure(choice),
-        cheapest=cheapest,
-        changed=[
-            MoreThanCheapest(
-                units[unit].calls,
-                KEEP if option.method is None else str(option.method),
-                ranked.start[unit].loss ** (1 / measured.power),
-                option.cost - ranked.start[unit].cost,
-            )
-            for unit, option in last.items()
-        ],
-        modules=len(units),
-        bytes_before=before,
-        bytes_after=after,
-        judgements=judgements,
-        runs=(len(choosing), len(judging)),
+    return Search(
+        made=made,
+        tagged=tagged,
+        found=SearchResult(
+            recipe=Recipe(recipe.rules, notes, bound.limit if bound is not None and measured.name == "error" else None),
+            metric=measured.name,
+            least=least,
+            times=whole_time(tagged, made.model, choosing[0], device) if least == "time" and choice else None,
+            kept=sum(option.method is None for option in ranked.start),
+            bound=wanted,
+            met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),
+            judged=judged,
+            in_batches=in_batches,
+            seen=runs.figure(choice),
+            cheapest=cheapest,
+            changed=[
+                MoreThanCheapest(
+                    units[unit].calls,
+                    KEEP if option.method is None else str(option.method),
+                    ranked.start[unit].loss ** (1 / measured.power),
+                    option.cost - ranked.start[unit].cost,
+                )
+                for unit, option in last.items()
+            ],
+            modules=len(units),
+            bytes_before=before,
+            bytes_after=after,
+            judgements=judgements,
+            runs=(len(choosing), len(judging)),
+        ),
     )
 
 
