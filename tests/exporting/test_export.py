@@ -36,6 +36,7 @@ def test_every_node_has_an_owner_and_none_is_inferred(name: str, exported: Expor
     assert (coverage["inferred"], coverage["untagged"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_graph_with_a_loop_that_is_not_optimized_has_owners_too(tmp_path: Path) -> None:
     case = models.case("loop")
     modelexport.export(case.build(), case.inputs(), tmp_path / "m.onnx", optimized=False, check=False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import export, verify
+from modelexport import export
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.errors import CheckError
 from modelexport.exporting.requested_names import RequestedNames
@@ -64,7 +64,6 @@ def test_an_axis_that_the_file_fixes_gets_its_size(frontend: str, tmp_path: Path
     assert "| `x` | 1 | 5 | `inner` |" in (tmp_path / "x.report.md").read_text()
     assert result.check is not None
     assert result.check.status == "passed"
-    assert verify(Two().eval(), INPUTS, tmp_path / "x.onnx").outputs
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def prefill(path: Path) -> tuple[list[Any], list[Any]]:
     mask = torch.tensor([[1] * 6, [0, 0, 0, 1, 1, 1]])
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-    modelexport.export(model, inputs, path, dynamic=True, fuse="ort-cpu", check=False)
+    modelexport.export(model, inputs, path, fuse="ort-cpu", check=False)
     session = onnxruntime.InferenceSession(path)
     given = {name: value.numpy() for name, value in inputs.items()}
     with torch.no_grad():

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +20,17 @@ import modelexport
 import models
 from commands import run
 from exports import Exporter
-from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.tagged.found_calls.torchscript_names import read_torchscript_names
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    with collected(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # the exporters warn about themselves
-        yield
+from torch_onnx import quietly
 
 
 def by_dynamo(name: str, *, optimize: bool = False) -> Any:
     case = models.case(name)
-    with silent():
+    with quietly():
         return torch.onnx.export(case.build(), (), kwargs=case.inputs(), dynamo=True, optimize=optimize, verbose=False)
 
 
@@ -49,7 +38,7 @@ def by_onnx_exporter(name: str, *, optimize: bool = False) -> Any:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     case = models.case(name)
-    with silent():
+    with quietly():
         return OnnxExporter().export(case.build(), case.inputs(), OnnxConfig(dynamic=False, optimize=optimize))
 
 
@@ -59,7 +48,7 @@ def by_torchscript(name: str, path: Path, **options: Any) -> Path:
 
 
 def traced(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, **options: Any) -> Path:
-    with silent():
+    with quietly():
         torch.onnx.export(model, inputs, path, dynamo=False, opset_version=17, **options)
     return path
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -101,9 +102,15 @@ def test_every_tool_has_a_row() -> None:
     assert [case.tool for case in CASES] == list(TOOLS)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(("case", "model"), [(case, model) for case in CASES for model in case.models],
-                         ids=lambda value: value.tool if isinstance(value, ToolCase) else value)  # fmt: skip
+def marks(tool: str, model: str) -> Any:
+    """A tool that changes no numbers and one that does stay quick, with the model of the other quick tests."""
+    return () if model == "bert" and tool in ("ort-extended", "quantize-dynamic") else pytest.mark.slow
+
+
+@pytest.mark.parametrize(("case", "model"), [
+                             pytest.param(case, model, marks=marks(case.tool, model))
+                             for case in CASES for model in case.models
+                         ], ids=lambda value: value.tool if isinstance(value, ToolCase) else value)  # fmt: skip
 def test_what_a_tool_makes_is_a_tagged_file(case: ToolCase, model: str, optimized: Optimized) -> None:
     source, output, report = optimized(model, case.tool)
     tagged = modelexport.load(output)
@@ -128,8 +135,9 @@ def facts(path: Path) -> dict[tuple[object, ...], ir.Node]:
     }
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.tool)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=marks(case.tool, "bert")) for case in CASES], ids=lambda case: case.tool
+)
 def test_a_node_that_a_tool_did_not_touch_keeps_owner_and_evidence(case: ToolCase, optimized: Optimized) -> None:
     source, output, report = optimized(case.models[0], case.tool)
     merged = {node.name for node in report.fused if node.reason == "merged"}
@@ -318,7 +326,7 @@ def test_a_tool_may_give_branches_equal_names(tmp_path: Path) -> None:
 # --- encodings, functions, weights beside the file
 
 
-@pytest.mark.parametrize("encoding", ["attributes", "functions"])
+@pytest.mark.parametrize("encoding", ["attributes", pytest.param("functions", marks=pytest.mark.slow)])
 def test_a_file_with_another_encoding_is_optimised_and_retagged(encoding: str, tmp_path: Path) -> None:
     case = models.case("blocks")
     modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", tags_as=encoding, check=False)  # type: ignore[arg-type]

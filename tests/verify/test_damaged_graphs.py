@@ -47,7 +47,13 @@ def no_names(nodes: Nodes) -> None:
 
 
 @pytest.fixture(
-    scope="module", params=[torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16], ids=str
+    scope="module",
+    params=[
+        pytest.param(torch.float32, marks=pytest.mark.slow),
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+        torch.bfloat16,
+    ],
+    ids=str,
 )
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.dtype, Path]:
     """A type and a file in it. ONNX Runtime has all, some or no kernels for the type."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ from onnx import numpy_helper
 from torch import nn
 
 import modelexport
-from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
 from modelexport.tools.cut.extraction import extract
 from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
+from torch_onnx import quietly
 
 
 class Block(nn.Module):
@@ -58,8 +55,7 @@ INPUTS = {"x": torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))}
 
 
 def exported(path: Path, *, dynamo: bool, model: nn.Module | None = None) -> Path:
-    with collected(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with quietly():
         arguments: dict[str, Any] = {"verbose": False} if dynamo else {"opset_version": 17, "input_names": ["x"]}
         torch.onnx.export(model or net(), (INPUTS["x"],), str(path), dynamo=dynamo, **arguments)
     return path
@@ -151,8 +147,7 @@ def test_a_wrong_weight_without_a_name_is_the_parameter_of_its_size_that_is_not_
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Embedding(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval(), torch.tensor([[0, 3, 5]])
     path = tmp_path / "m.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quietly():
         torch.onnx.export(model, (x,), str(path), dynamo=False, input_names=["input"])
     proto = onnx.load(path)
     tensor = next(one for one in proto.graph.initializer if numpy_helper.to_array(one).size == 30)

@@ -24,8 +24,9 @@ class Net(nn.Module):
         return self.linear(x) * scale
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("shape", [(1, 6, 4), (5, 4), (4,)])
+@pytest.mark.parametrize(
+    "shape", [(1, 6, 4), pytest.param((5, 4), marks=pytest.mark.slow), pytest.param((4,), marks=pytest.mark.slow)]
+)
 def test_inputs_are_made_in_the_sizes_that_the_file_declares(shape: tuple[int, ...], tmp_path: Path) -> None:
     model, path = Net().eval(), tmp_path / "x.onnx"
     given = {"x": torch.rand(shape), "scale": torch.ones(shape)}

@@ -67,7 +67,12 @@ class Net(nn.Module):
         return self.out(x * self.table(x))
 
 
-KINDS: list[Callable[[], nn.Module]] = [InAttribute, InDictionary, InProcess, InFunction]
+SOME_QUICK = [
+    InAttribute,
+    pytest.param(InDictionary, marks=pytest.mark.slow),
+    pytest.param(InProcess, marks=pytest.mark.slow),
+    InFunction,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +81,8 @@ def no_tables() -> None:
     cached_angles.cache_clear()
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [12, 600])
+@pytest.mark.parametrize("kind", SOME_QUICK)
+@pytest.mark.parametrize("length", [12, pytest.param(600, marks=pytest.mark.slow)])
 def test_a_model_that_was_run_before_is_not_accused(kind: Callable[[], nn.Module], length: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Net(kind()).eval(), torch.randn(2, length, 4)
@@ -89,7 +93,7 @@ def test_a_model_that_was_run_before_is_not_accused(kind: Callable[[], nn.Module
     assert report.agrees, report
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_QUICK)
 def test_a_verification_leaves_nothing_in_caches(kind: Callable[[], nn.Module], tmp_path: Path) -> None:
     model, x = Net(kind()).eval(), torch.randn(2, 6, 4)
     export(model, (x,), tmp_path / "x.onnx", verify=True, check=False)

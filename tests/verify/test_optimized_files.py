@@ -35,11 +35,11 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict
     model, inputs = nn.Sequential(Block(), Block(), Block()).eval(), {"input": torch.randn(2, 5, 8)}
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) / 5
-    return model, inputs, optimized_file(model, inputs, tmp_path_factory.mktemp("optimized"), dynamic=True)
+    return model, inputs, optimized_file(model, inputs, tmp_path_factory.mktemp("optimized"))
 
 
-def optimized_file(model: nn.Module, inputs: dict[str, Any], folder: Path, *, dynamic: bool = False) -> Path:
-    export(model, inputs, folder / "tagged.onnx", check=False, dynamic=dynamic)
+def optimized_file(model: nn.Module, inputs: dict[str, Any], folder: Path) -> Path:
+    export(model, inputs, folder / "tagged.onnx", check=False)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(folder / "changed.onnx")
@@ -75,8 +75,8 @@ def two_faults(nodes: list[onnx.NodeProto]) -> None:
 @pytest.mark.parametrize(
     ("plant", "calls"),
     [
-        (other_bias, ["0.act"]),
-        (other_epsilon, ["1.norm"]),
+        pytest.param(other_bias, ["0.act"], marks=pytest.mark.slow),
+        pytest.param(other_epsilon, ["1.norm"], marks=pytest.mark.slow),
         (other_weight, ["0.down"]),
         (two_faults, ["0.act", "1.norm"]),
     ],

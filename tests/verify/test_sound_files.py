@@ -118,10 +118,12 @@ class Narrowed(nn.Module):
         return x.float()
 
 
+@pytest.mark.slow
 def test_a_model_that_rounds_float64(tmp_path: Path) -> None:
     assert proven(Narrowed(), {"x": torch.randn(3, 8, dtype=torch.float64)}, tmp_path).agrees
 
 
+@pytest.mark.slow
 def test_a_fresh_weight_normalization(tmp_path: Path) -> None:
     """Its weight is what the normalization computes of it, but for rounding: one is not the rounded other."""
     model = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 4, 3)).eval()
@@ -163,6 +165,7 @@ class Bytes(nn.Module):
         return self.conv(x.clamp(0, 1).mul(255).round().byte() / 255)
 
 
+@pytest.mark.slow
 def test_a_division_of_integers(tmp_path: Path) -> None:
     assert proven(Bytes().eval(), {"x": torch.rand(1, 3, 4, 4)}, tmp_path).agrees
 
@@ -179,6 +182,7 @@ class Turned(nn.Module):
         return self.linear(x) * angles.cos()
 
 
+@pytest.mark.slow
 def test_constants_that_float32_computes_with_more_than_its_rounding(tmp_path: Path) -> None:
     assert proven(Turned().eval(), {"x": torch.randn(2, 6, 8)}, tmp_path).agrees
 
@@ -332,6 +336,7 @@ def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     assert report.agrees
 
 
+@pytest.mark.slow
 def test_a_model_that_loops_over_the_experts_that_were_chosen(tmp_path: Path) -> None:
     """OpenAI's privacy filter does so unless it is told otherwise."""
     sizes = models.DECODER | {"num_hidden_layers": 1}
@@ -493,7 +498,8 @@ def test_rows_that_are_expanded_for_a_call_are_of_its_caller(
     assert report.agrees, report
 
 
-@pytest.mark.parametrize("norm", ["ortho", pytest.param("forward", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["ortho", "forward"])
 def test_spectra_along_several_axes_are_not_accused(norm: str, tmp_path: Path) -> None:
     class Spectrum(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
