@@ -72,6 +72,7 @@ def test_the_status_tells_whether_the_files_of_all_front_ends_run(runs: bool, st
     assert raised.value.exit_status == status
 
 
+@pytest.mark.slow
 def test_a_wrong_file_can_be_kept_anyway(tmp_path: Path) -> None:
     result = export(Otherwise(torchscript=True), (X,), tmp_path / "m.onnx", keep_anyway=True)
     assert result.check is not None
@@ -119,6 +120,7 @@ def test_right_numbers_of_another_type_are_not_rounding(tmp_path: Path) -> None:
         export(OtherType(), (X,), tmp_path / "m.onnx")
 
 
+@pytest.mark.slow
 def test_a_choice_among_equal_scores_excuses_no_wrong_file(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match="differs from PyTorch's output"):
         export(AmongEqualScores(), (X,), tmp_path / "m.onnx")

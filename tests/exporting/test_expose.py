@@ -101,7 +101,7 @@ def test_exposed_outputs_are_what_hooks_see_and_stand_behind_those_of_the_model(
         np.testing.assert_allclose(found[name], right[name], atol=1e-6)
 
 
-@pytest.mark.parametrize("tags_as", ["attributes", "functions"])
+@pytest.mark.parametrize("tags_as", [pytest.param("attributes", marks=pytest.mark.slow), "functions"])
 def test_other_encodings_expose_them_too(model: Model, tags_as: Encoding, tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     expose = ["blocks.0.lin", "shar*"]

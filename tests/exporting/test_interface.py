@@ -73,6 +73,7 @@ def test_inputs_given_in_another_order_than_that_of_forward_are_matched(tmp_path
     assert verify(model, given, tmp_path / "x.onnx").agrees
 
 
+@pytest.mark.slow
 def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
     model, interface = (
         Net().eval(),
@@ -109,18 +110,19 @@ def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sweep
+WRONG = [
+    (NameOptions(output_names="hidden=x,wide=x"), "two outputs would have the name x"),
+    (NameOptions(input_names="a,b,c"), "3 names for 2 inputs"),
+    (NameOptions(input_names="z=a"), "no input z"),
+    (NameOptions(outputs="nothing"), "no output nothing"),
+    (NameOptions(axes=["x:7=batch"]), "no axis 7"),
+    (NameOptions(axes=["batch,sequence,width"]), "axis 2 of x cannot be dynamic as width"),
+    (NameOptions(axes=["batch,sequence,width,more"]), "no input has an axis 3, which would be more"),
+]
+
+
 @pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (NameOptions(input_names="a,b,c"), "3 names for 2 inputs"),
-        (NameOptions(input_names="z=a"), "no input z"),
-        (NameOptions(outputs="nothing"), "no output nothing"),
-        (NameOptions(output_names="hidden=x,wide=x"), "two outputs would have the name x"),
-        (NameOptions(axes=["x:7=batch"]), "no axis 7"),
-        (NameOptions(axes=["batch,sequence,width"]), "axis 2 of x cannot be dynamic as width"),
-        (NameOptions(axes=["batch,sequence,width,more"]), "no input has an axis 3, which would be more"),
-    ],
+    ("asked", "told"), [WRONG[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[1:])]
 )
 def test_what_is_not_there_is_said(asked: NameOptions, told: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=told):

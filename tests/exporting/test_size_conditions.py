@@ -121,6 +121,10 @@ def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_ot
     result = export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "x.onnx", dynamic=True)
     assert [(one.input, one.axis, one.size) for one in result.fixed] == [("x", 0, 2), ("x", 1, 3)]
     assert "math.cos(x.shape[1])" in result.fixed[1].reason
+
+
+@pytest.mark.slow
+def test_an_axis_that_the_capture_makes_constant_cannot_be_named(tmp_path: Path) -> None:
     named = RequestedNames(axes={("x", 1): "rows"})
     with pytest.raises(UsageError, match=r"rows: .*fixes it at 3 \(test_size_conditions.py:\d+: .*math.cos"):
         export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
@@ -196,6 +200,7 @@ def test_a_condition_is_kept_if_the_numbers_of_the_example_do_not_show_it(
     assert [condition.formula for condition in result.valid_if] == ["x_axis_0 <= 3"]
 
 
+@pytest.mark.slow
 def test_a_condition_is_kept_if_only_the_shapes_of_the_outputs_show_it(tmp_path: Path) -> None:
     class Square(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

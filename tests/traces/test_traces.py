@@ -385,12 +385,13 @@ def test_a_type_with_fewer_digits_may_be_off_by_more() -> None:
         assert (compare_arrays("y", right, (right * 1.004).astype(dtype)).status == "agree") is agrees
 
 
-def test_traces_of_files_need_no_torch() -> None:
+def test_traces_of_files_and_updates_of_weights_need_no_torch() -> None:
     names = [module.name for module in pkgutil.iter_modules(traces.__path__)]
     assert "file_run" in names
-    for name in names:
-        importlib.import_module(f"modelexport.traces.{name}")  # libraries are not imported anew
+    modules = [f"modelexport.{name}" for name in ("weights.weight_updates", *(f"traces.{name}" for name in names))]
+    for module in modules:
+        importlib.import_module(module)  # libraries are not imported anew
     others = {name: module for name, module in sys.modules.items() if name.split(".")[0] != "modelexport"}
     with mock.patch.dict(sys.modules, {**others, "torch": None}, clear=True):  # importing torch fails
-        for name in names:
-            importlib.import_module(f"modelexport.traces.{name}")
+        for module in modules:
+            importlib.import_module(module)

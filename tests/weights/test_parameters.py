@@ -200,7 +200,7 @@ def test_the_graph_does_not_depend_on_the_values_of_the_weights(tmp_path: Path) 
         if index:
             for parameter in model.parameters():
                 nn.init.normal_(parameter)
-        exported_model(model, tmp_path / "x.onnx", x=torch.ones(1, 2, 3, 3))
+        export(model.eval(), (torch.ones(1, 2, 3, 3),), tmp_path / "x.onnx", check=False)
         graphs.append(
             [(node.op_type, [v and v.name for v in node.inputs]) for node in all_nodes(load(tmp_path / "x.onnx").model)]
         )
@@ -219,7 +219,10 @@ def test_a_parameter_may_have_the_name_of_an_output(tmp_path: Path) -> None:
     assert exported_model(Clash(), tmp_path / "x.onnx", x=torch.ones(3)) == {"output": ["output"]}
 
 
-@pytest.mark.parametrize(("size", "change", "folded"), [(10, "", True), (10, "exp", False), (2000, "", False)])
+@pytest.mark.parametrize(
+    ("size", "change", "folded"),
+    [(10, "", True), pytest.param(10, "exp", False, marks=pytest.mark.slow), (2000, "", False)],
+)
 def test_a_weight_is_folded_if_that_can_be_undone_and_needs_no_large_constant(
     tmp_path: Path, size: int, change: str, folded: bool
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 from modelexport.verify.parameters_in_pytorch import verify_parameters
-from modelexport.verify.verify import verify
 from modelexport.weights.weight_updates import update_weights
 
 
@@ -62,7 +59,6 @@ def test_the_file_is_that_of_a_fresh_export(name: str, exported: Exporter, tmp_p
     assert (tmp_path / "updated.onnx").read_bytes() == (tmp_path / "fresh.onnx").read_bytes()
     assert verify_parameters(model, tmp_path / "updated.onnx").agrees
     assert not verify_parameters(case.case.build(), tmp_path / "updated.onnx").agrees
-    assert verify(model, case.case.inputs(), tmp_path / "updated.onnx").agrees
 
 
 @pytest.fixture
@@ -340,12 +336,6 @@ def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.T
     done = run(*command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-
-
-def test_weights_are_updated_without_torch() -> None:
-    code = "import sys, modelexport.weights.weight_updates; print('torch' not in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("name", ["update_weights", "verify"])
