@@ -15,17 +15,22 @@ OUTSIDE = 99
 
 
 def in_child(work: Callable[[], int]) -> int:
-    """Run in a separate process that may be killed; returns its status from ``os.waitpid``.
+    """Run in a separate process that may be killed; returns its status from ``os.waitpid``."""
+    return os.waitpid(forked(work, lambda: (os.fork(), 0))[0], 0)[1]
+
+
+def forked(work: Callable[[], int], fork: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Run in a separate process, whose status is what is returned; returns what ``fork`` does, first the process.
 
     A session of ONNX Runtime waits for its threads when it is deleted, which a forked process does not have: sessions
-    that nobody holds are deleted before, and all others are not looked at there.
+    that nobody holds are deleted before, and all others are not looked at again, here or there.
     """
     gc.collect()
-    child = os.fork()
+    gc.freeze()
+    child, other = fork()
     if child == 0:
-        gc.freeze()
         try:
             os._exit(work())
         finally:
             os._exit(OUTSIDE)
-    return os.waitpid(child, 0)[1]
+    return child, other

@@ -117,7 +117,7 @@ class Page:
 PAGES = [
     Page("read", fails=["nodes bert-tiny.onnx node_linear"]),
     Page("extract", without=["extract detector.onnx"]),
-    Page("weights", [other_weights], bert_tiny, slow=False),
+    Page("weights", [other_weights], bert_tiny),
     Page("trained-quantization", [trained_net], fails=["export qat_net.py:observing"]),
     Page("split", without=["options = "], names=lambda: {"inputs": feeds()}),
     Page("place", slow=False),

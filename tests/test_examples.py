@@ -20,7 +20,7 @@ NEEDS = {
     "smollm2_genai": (*GENERATES, "onnxruntime_genai"),
 }
 """What an example takes from packages that the tests do not install: 100 MB of weights, and what reads them."""
-SLOW = {"smollm2", "smollm2_genai", "sentence_encoder", "int8_error", "fine_tune_a_file", "lora_on_a_file", "lora_swap"}
+QUICK = {"custom_operator", "weights_in_ci"}
 
 
 def shown(name: str) -> str:
@@ -43,7 +43,7 @@ def test_an_example_is_short_and_says_what_it_shows(example: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(e, id=e.stem, marks=[pytest.mark.slow] if e.stem in SLOW else []) for e in EXAMPLES]
+    "example", [pytest.param(e, id=e.stem, marks=[] if e.stem in QUICK else [pytest.mark.slow]) for e in EXAMPLES]
 )
 def test_an_example_prints_what_its_page_shows(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

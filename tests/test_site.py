@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import shutil
 import subprocess
 import sys
@@ -53,9 +54,13 @@ def printed(*command: str | Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("model", [pytest.param("bert", marks=pytest.mark.slow), "condition"])
-def test_a_reader_of_40_lines_reads_the_tags(exported: Exporter, model: str) -> None:
+def test_a_reader_of_40_lines_reads_the_tags(
+    exported: Exporter, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = exported(model).path
-    assert printed(sys.executable, READERS / "read_tags.py", file) == expected(file)
+    monkeypatch.setattr(sys, "argv", ["read_tags.py", str(file)])
+    runpy.run_path(str(READERS / "read_tags.py"), run_name="__main__")
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == expected(file)
 
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")

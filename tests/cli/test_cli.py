@@ -134,34 +134,17 @@ def test_tree_and_nodes_read_the_file_back(folder: Path, exported: Exporter) -> 
         assert asked.stderr == f"modelexport: '{name}' is a {kind} of the call '{call}' of {path}: give this address\n"
 
 
-SETS = """
-from torch import nn
-
-class Letters(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.letters = nn.ModuleDict({letter: nn.Linear(2, 2) for letter in "abcdefgh"})
-
-    def forward(self, x):
-        for letter in set(self.letters.keys()):
-            x = self.letters[letter](x)
-        return x
-
-def letters():
-    import torch
-    return Letters(), (torch.ones(2, 2),)
-"""
-
-
-def test_calls_have_one_order_though_the_model_iterates_over_a_set(tmp_path: Path) -> None:
-    (tmp_path / "nets.py").write_text(SETS)
-    without = {key: text for key, text in os.environ.items() if key != "PYTHONHASHSEED"}
-    command = [sys.executable, "-m", "modelexport", "hierarchy", "nets.py:letters", "--trace", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=without, check=True)
-    order = [sys.executable, "-c", "print(*set('abcdefgh'))"]
-    fixed = subprocess.run(order, capture_output=True, env=without | {"PYTHONHASHSEED": "0"}, check=True)
-    _, *called = dict.fromkeys(step["address"] for step in json.loads(done.stdout)["trace"])
-    assert called == [f"letters.{letter}" for letter in fixed.stdout.decode().split()]
+def test_a_command_that_runs_a_model_iterates_over_sets_in_one_order(tmp_path: Path) -> None:
+    """The order in which some models of transformers call their modules."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit\natexit.register(lambda: print(*set('abcdefgh')))\n")
+    variables = {key: text for key, text in os.environ.items() if key != "PYTHONHASHSEED"}
+    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "modelexport", "hierarchy", "none.py:make"]
+    done = subprocess.run(command, capture_output=True, env=variables, check=False)
+    fixed = subprocess.run(
+        [sys.executable, "-c", ""], capture_output=True, env=variables | {"PYTHONHASHSEED": "0"}, check=True
+    )
+    assert done.stdout == fixed.stdout
 
 
 def test_tree_cost_and_compare_do_not_import_what_they_do_not_need(exported: Exporter) -> None:

@@ -112,7 +112,5 @@ def test_what_is_written_has_the_name_of_an_onnx_file(tmp_path: Path, name: str,
 
 
 def test_an_export_without_a_model_says_that_it_is_the_example(tmp_path: Path) -> None:
-    assert (
-        "\n  bert-tiny is an example with random weights\n"
-        in run("export", "-o", "a.onnx", "--no-check", cwd=tmp_path).stdout
-    )
+    done = run("export", "-o", "a.onnx", "--no-check", "--frontend", "torchscript", cwd=tmp_path)
+    assert "\n  bert-tiny is an example with random weights\n" in done.stdout

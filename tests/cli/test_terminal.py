@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from children import forked
 from commands import run
 from exports import Exporter
+from modelexport.cli.app import main
 from modelexport.core.text import printable
 from modelexport.core.timed_stages import with_progress
 from modelexport.terminal.printing import fitting_depth, left_out, rendered, styled
@@ -28,14 +29,22 @@ def on_terminal(*arguments: object, cwd: Path, lines: int = 30, **environment: s
     import struct
     import termios
 
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 120, 0, 0))
-    variables = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "LINES", "COLUMNS")}
-    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
-    process = subprocess.Popen(
-        command, cwd=cwd, stdout=theirs, stderr=theirs, env=variables | {"TERM": "xterm"} | environment
-    )
-    os.close(theirs)
+    def work() -> int:
+        os.chdir(cwd)
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 120, 0, 0))
+        for name in ("NO_COLOR", "LINES", "COLUMNS"):
+            os.environ.pop(name, None)
+        os.environ.update({"TERM": "xterm"} | environment)
+        sys.stdout = sys.__stdout__ = open(1, "w")  # noqa: SIM115
+        sys.stderr = sys.__stderr__ = open(2, "w")  # noqa: SIM115
+        sys.argv = ["modelexport", *map(str, arguments)]
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+        return 0
+
+    process, ours = forked(work, pty.fork)
     seen = b""
     while True:
         try:
@@ -45,7 +54,7 @@ def on_terminal(*arguments: object, cwd: Path, lines: int = 30, **environment: s
         if not part:
             break
         seen += part
-    process.wait()
+    os.waitpid(process, 0)
     os.close(ours)
     return seen.decode()
 

@@ -327,6 +327,7 @@ def test_a_folder_that_is_a_link_is_followed_where_that_is_asked_for(place: Path
     assert (store / MANIFEST).is_file()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["fifo", "link", "folder", "input"])
 def test_each_file_that_goes_into_a_folder_is_looked_at(kind: str, place: Path) -> None:
     out = place / "out"

@@ -39,8 +39,16 @@ def test_what_is_saved_is_tagged_verified_and_run_by_transformers(vit: tuple[Any
     right = model(**inputs).last_hidden_state
     for one in (exported, ExportedModel.from_pretrained(tmp_path)):
         torch.testing.assert_close(one(**inputs).last_hidden_state, right)
-    theirs = OnnxExporter().export(model, inputs, OnnxConfig(dynamic=False)).components["model"].metadata
-    ours = exported.components["model"].metadata
+
+
+@pytest.mark.slow
+def test_what_is_said_of_a_file_is_what_transformers_says(vit: tuple[Any, Any]) -> None:
+    ours, theirs = (
+        exporter.export(*vit, config).components["model"].metadata
+        for exporter, config in (
+            (TaggedOnnxExporter(), TaggedOnnxConfig(dynamic=False)), (OnnxExporter(), OnnxConfig(dynamic=False)),
+        )
+    )  # fmt: skip
     assert dataclasses.replace(ours, export_config={}) == dataclasses.replace(theirs, export_config={})
 
 
