@@ -66,7 +66,7 @@ class Lowest(nn.Module):
         return attend(x, x, x, added), attend(x, x, x, added[1:2])
 
 
-@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("opset", [pytest.param(18, marks=pytest.mark.slow), 23])
 def test_rows_of_the_smallest_number_are_averages(opset: int, tmp_path: Path) -> None:
     """ONNX Runtime's own Attention would give zeros, and takes no mask with one row for all queries."""
     x = torch.linspace(-2, 3, 96).sin().reshape(1, 3, 4, 8)

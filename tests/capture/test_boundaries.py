@@ -74,7 +74,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "both ways" else ()) for name in MODELS]
+)
 def test_every_call_that_is_compared_agrees(name: str, tmp_path: Path) -> None:
     kind, inputs = MODELS[name]
     torch.manual_seed(0)
@@ -124,7 +126,7 @@ class Regions(nn.Module):
         return x + 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_code_under_autocast_belongs_to_its_calls(dtype: torch.dtype, tmp_path: Path) -> None:
     model = nn.Sequential(Regions(), Regions()).eval().to(dtype)
     result = export(

@@ -46,7 +46,7 @@ class Parent(nn.Module):
         return torch.tanh(self.child(x)) + 1
 
 
-frontends = pytest.mark.parametrize("frontend", ["auto", "dynamo", "torchscript"])
+frontends = pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 
 
 @frontends

@@ -61,7 +61,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_compiled_has_its_calls_and_agrees(name: str, tmp_path: Path) -> None:
     build, leaves = MODELS[name]
-    result = export(build().eval(), (torch.randn(2, 6),), tmp_path / "m.onnx", verify=True)
+    result = export(build().eval(), (torch.randn(2, 6),), tmp_path / "m.onnx", verify=True, check=False)
     assert result.verified is not None
     assert result.verified.agrees
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)

@@ -69,12 +69,12 @@ def _square_root(y: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "complex: products": lambda y: torch.view_as_real(torch.einsum("bli,io->blo", _complex(y)[:, :, :6], WEIGHT)),
     "complex: several types": lambda y: (
         torch.view_as_real(_complex(y) * _complex(y.double()) + y.double()),
         torch.view_as_real(_complex(y.double()).to(torch.complex64) / y),
         torch.real(_complex(y)).double() - torch.view_as_real(y.to(torch.complex128)).sum(-1),
     ),
-    "complex: products": lambda y: torch.view_as_real(torch.einsum("bli,io->blo", _complex(y)[:, :, :6], WEIGHT)),
     "complex: functions": lambda y: ((1j * y).exp().real, (_complex(y) + 3).sqrt().imag, torch.tanh(_complex(y)).abs()),
     "complex: written into": _assigned,
     "complex: padded": lambda y: torch.view_as_real(nn.functional.pad(_complex(y), (1, 2))),
@@ -84,8 +84,9 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "determinants": lambda y: torch.linalg.slogdet(y[:, :6, :6])[1],
     "singular values": lambda y: (torch.linalg.svdvals(y[..., :3]), _low_rank(y[:, :4])),
     "eigenvalues": lambda y: (torch.linalg.eigvalsh(y[:, :3] @ y[:, :3].mT), _square_root(y[..., :4].mT @ y[..., :4])),
-    "numbers": lambda y: (torch.digamma(y), torch.hypot(y, y + 1), torch.hamming_window(12) * torch.arange(-2, 10.0)),
+    "signs": lambda y: (torch.copysign(y, y.flip(1)), torch.copysign(y, -y * 0)),
     "written through views": lambda y: _written(y.clone()),
+    "numbers": lambda y: (torch.digamma(y), torch.hypot(y, y + 1), torch.hamming_window(12) * torch.arange(-2, 10.0)),
     "scattered, reduced": lambda y: [
         torch.ones(2, 6, 8).scatter_reduce(1, (y > 0).long() + (x > 1), y, kind, include_self=included)
         for x in [y.flip(1)]
@@ -111,7 +112,6 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
         for z in [torch.where(y > 0.3, float("nan"), y)]
         for one in (z.nanmedian(), z.nanmedian(1)[0], torch.full_like(z, float("nan")).nanmedian(0)[0])
     ],
-    "signs": lambda y: (torch.copysign(y, y.flip(1)), torch.copysign(y, -y * 0)),
     "householder": lambda y: torch.linalg.householder_product(y.mT[..., :4], y[:, 0, :4]),
     "a loss that checks": lambda y: nn.functional.gaussian_nll_loss(y, y.flip(1), y.abs() + 1, full=True),
     "scattered": lambda y: y.scatter(1, torch.tensor([[[0], [0]]] * 2).expand(2, 2, 8), y[:, :2], reduce="add"),
@@ -167,10 +167,11 @@ def test_the_inputs_of_the_user_are_not_written_into(tmp_path: Path) -> None:
 def test_modules_called_inside_a_vmap_and_with_nested_tensors_do_not_end_an_export(tmp_path: Path) -> None:
     model = Computes(lambda y: y)
     model.function = torch.func.vmap(nn.Tanh())
-    assert export(model.eval(), (X,), tmp_path / "vmap.onnx").check.status == "passed"  # type: ignore[union-attr]
+    export(model.eval(), (X,), tmp_path / "vmap.onnx", check=False)
+    assert wrong(tmp_path / "vmap.onnx", model, (X,)) == ""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
     padded = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
-    result = export(encoder, {"src": X, "src_key_padding_mask": padded}, tmp_path / "encoder.onnx")
+    result = export(encoder, {"src": X, "src_key_padding_mask": padded}, tmp_path / "encoder.onnx", check=False)
     assert [one.kind for one in result.unrepeatable] == ["fused"]
 
 

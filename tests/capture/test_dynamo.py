@@ -133,13 +133,6 @@ def test_positional_inputs_get_the_names_of_the_arguments() -> None:
     assert [value.name for value in exported.model.graph.inputs] == ["x"]
 
 
-def test_outputs_are_named_as_the_model_names_them() -> None:
-    case = models.case("nested-structures")
-    exported = dynamo.capture_by_dynamo(case.build(), case.inputs())
-    assert len(exported.output_names) == len(exported.model.graph.outputs)
-    assert exported.output_names == tuple(spec.name for spec in exported.calls.calls[0].outputs)
-
-
 def test_tied_parameters_have_all_their_names() -> None:
     case = models.case("tied-weights")
     names = dynamo.state_dict_names(case.build())

@@ -32,14 +32,15 @@ def stages(found: Internals) -> dict[tuple[str, str], Stage]:
 
 
 @functools.cache
-def studied(name: str) -> Internals:
-    case = models.case(name)
-    return study(case.build(), case.inputs(), name)
+def studied(name: str, train: bool = False) -> tuple[Internals, torch.nn.Module, dict[str, torch.Tensor]]:
+    """What is found, and the model and its inputs afterwards."""
+    model, inputs = models.case(name).build().train(train), models.case(name).inputs()
+    return study(model, inputs, name), model, inputs
 
 
 @pytest.fixture
 def blocks() -> Internals:
-    return studied("blocks")
+    return studied("blocks", train=True)[0]
 
 
 def test_every_module_is_in_the_map_by_class_and_own_name(blocks: Internals) -> None:
@@ -98,7 +99,7 @@ def test_translation_loses_the_number_of_a_call_and_capture_has_it(blocks: Inter
 
 @pytest.mark.slow
 def test_a_model_that_torchscript_cannot_export_is_one_line_and_the_rest_is_there() -> None:
-    found = studied("condition")
+    found, *_ = studied("condition")
     front_ends = by_name(found)
     assert front_ends["dynamo"].error is None
     assert [stage.name for stage in front_ends["dynamo"].stages] == STAGES["dynamo"]
@@ -118,30 +119,22 @@ def test_a_model_that_torchscript_cannot_export_is_one_line_and_the_rest_is_ther
 
 
 def test_a_model_that_dynamo_cannot_export_is_one_line_and_the_rest_is_there() -> None:
-    front_ends = by_name(studied("data-dependent"))
+    front_ends = by_name(studied("data-dependent")[0])
     assert "data-dependent" in (front_ends["dynamo"].error or "")
     assert front_ends["dynamo"].stages == []
     assert [stage.name for stage in front_ends["torchscript"].stages] == STAGES["torchscript"]
 
 
-class Nested(torch.nn.Sequential):
-    def forward(self, given: dict[str, tuple[torch.Tensor, ...]]) -> dict[str, list[torch.Tensor]]:  # type: ignore[override]
-        first, second = given["pair"]
-        return {"made": [self[0](first), second]}
-
-
+@pytest.mark.slow
 def test_nested_inputs_and_outputs_reach_both_exporters() -> None:
-    found = study(Nested(torch.nn.Tanh()), {"given": {"pair": (torch.ones(2), torch.ones(3))}})
+    found, *_ = studied("nested-structures")
     assert [one.error for one in found.front_ends] == [None, None]
     assert {stage.calls for stage in stages(found).values()} == {found.calls}
 
 
 def test_the_model_is_as_before() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4)).train()
-    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    inputs = {"input": torch.rand(2, 4)}
-    given = {name: tensor.clone() for name, tensor in inputs.items()}
-    study(model, inputs)
+    _, model, inputs = studied("blocks", train=True)
+    weights, given = models.case("blocks").build().state_dict(), models.case("blocks").inputs()
     assert "forward" not in vars(model)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -88,8 +88,8 @@ class Arithmetic(nn.Module):
         return x @ weight.reshape(12, 8).t()
 
 
-QUICK = ("fused, per channel", "by arithmetic", "in groups")
-"""Quantizers of PyTorch in one operator, and arithmetic in whole rows and in groups."""
+QUICK = ("fused, per channel", "by arithmetic")
+"""Quantizers of PyTorch in one operator, and arithmetic."""
 TRAINED = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in (*CONFIGS, "by arithmetic", "in groups")
@@ -170,13 +170,14 @@ def test_observers_that_python_asks_for_are_named(tmp_path: Path) -> None:
         export(model, (X,), tmp_path / "model.onnx", frontend="dynamo")
 
 
-@pytest.mark.parametrize("name", ["fused, per channel", "asked, per tensor"])
+@pytest.mark.parametrize("name", [pytest.param("fused, per channel", marks=pytest.mark.slow), "asked, per tensor"])
 def test_observers_that_saw_nothing_are_refused(name: str, tmp_path: Path) -> None:
     model = prepared(CONFIGS[name](), steps=0).apply(ao.disable_observer)
     with pytest.raises(UsageError, match="has seen no data"):
         export(model, (X,), tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_a_range_by_channel_that_saw_nothing_is_named(tmp_path: Path) -> None:
     config = CONFIGS["asked, per channel, asymmetric"]()
     model = prepared(config, steps=0).apply(ao.disable_observer)

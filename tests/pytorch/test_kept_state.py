@@ -177,8 +177,7 @@ class Passing(OperationMode):
 
 def test_a_model_with_branches_runs_after_its_operations_were_seen() -> None:
     model, x = Branching().eval(), torch.ones(2, 4)
-    before = model(x)
     with torch.no_grad(), Passing():
         model(x)
-    torch.testing.assert_close(model(x), before)
+    torch.testing.assert_close(model(x), model.one(x))
     model.double()(x.double())
