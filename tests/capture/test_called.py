@@ -75,7 +75,7 @@ def test_a_name_is_not_a_model(tmp_path: Path) -> None:
         export("bert-tiny", (X,), tmp_path / "m.onnx")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("child", [NoForward, Around])
+@pytest.mark.parametrize("child", [NoForward, pytest.param(Around, marks=pytest.mark.slow)])
 def test_what_a_child_computes_in_its_own_call_belongs_to_its_caller(child: type[nn.Module], tmp_path: Path) -> None:
     model, path = Parent(child()), tmp_path / "m.onnx"
     result = export(model, (X,), path, check=False)

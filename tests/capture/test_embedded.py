@@ -165,6 +165,7 @@ def test_a_scripted_part_that_loops_over_its_parts_is_refused_in_plain_words(fro
         export(model, torch.rand(3, 4), tmp_path / "m.onnx", frontend=frontend)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # a FutureWarning since torch 2.14
 def test_a_scripted_part_of_dynamic_sizes(tmp_path: Path) -> None:
     model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)), nn.ReLU()).eval()

@@ -88,16 +88,21 @@ def test_integers_are_shifted_as_in_pytorch(tmp_path: Path) -> None:
     assert_right(function, tmp_path)
 
 
-def test_integers_meet_sizes(tmp_path: Path) -> None:
-    def function(x: torch.Tensor) -> Any:
-        rows, columns = x.shape
-        small = x.abs() % 3
-        return (
-            *(x % columns, columns % (x.abs() + 1), columns // (x.abs() + 1), small**rows, rows**small),
-            *(x.repeat_interleave(rows, 1), x.float().repeat_interleave(columns // 2), torch.fmax(x, x.flip(1))),
-            *(x & columns, x | columns, x ^ columns, x.fmod(columns), x.float() % columns, x.float() ** rows),
-        )
+def divided(x: torch.Tensor) -> Any:
+    (rows, columns), small = x.shape, x.abs() % 3
+    return x % columns, columns % (x.abs() + 1), columns // (x.abs() + 1), small**rows, rows**small
 
+
+def repeated_and_combined(x: torch.Tensor) -> Any:
+    rows, columns = x.shape
+    return (
+        *(x.repeat_interleave(rows, 1), x.float().repeat_interleave(columns // 2), torch.fmax(x, x.flip(1))),
+        *(x & columns, x | columns, x ^ columns, x.fmod(columns), x.float() % columns, x.float() ** rows),
+    )
+
+
+@pytest.mark.parametrize("function", [divided, pytest.param(repeated_and_combined, marks=pytest.mark.slow)])
+def test_integers_meet_sizes(function: Callable[[torch.Tensor], Any], tmp_path: Path) -> None:
     assert_right(function, tmp_path)
 
 

@@ -24,9 +24,8 @@ class Scaled(nn.Module):
         return nn.functional.interpolate(x, **self.how)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
-@pytest.mark.parametrize(("height", "width"), [(10, 20), (90, 100)])
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("height", "width"), [(90, 100), pytest.param(10, 20, marks=pytest.mark.slow)])
 def test_a_fixed_size_is_declared_and_computed_as_pytorch_computes_it(
     height: int, width: int, frontend: str, tmp_path: Path
 ) -> None:

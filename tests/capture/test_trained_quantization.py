@@ -164,6 +164,7 @@ def test_observers_that_are_on_are_refused(tmp_path: Path) -> None:
         export(model, (X,), tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_observers_that_python_asks_for_are_named(tmp_path: Path) -> None:
     model = prepared(CONFIGS["asked, per tensor"]())
     with pytest.raises(ModelExportError, match="a module still observes"):
