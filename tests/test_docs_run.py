@@ -229,7 +229,7 @@ def in_a_folder(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A folder with ``bert-tiny.onnx`` and the same as ``bert.onnx``, both with reference values."""
 
     def make(target: Path) -> None:
-        done = run("export", "bert-tiny", "-o", target / "bert-tiny.onnx", "--reference")
+        done = run("export", "bert-tiny", "-o", target / "bert-tiny.onnx", "--reference", "--no-check")
         assert done.returncode == 0, done.stderr
         for path in target.iterdir():
             shutil.copy(path, target / path.name.replace("bert-tiny", "bert"))

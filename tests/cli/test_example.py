@@ -25,7 +25,7 @@ SIZES = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "max_pos
 
 
 def write_tiny_bert(folder: Path, *, dynamic: bool = False) -> None:
-    """The example has dynamic axes, whose export takes longer."""
+    """The example has dynamic axes and was captured by torch.export, which takes longer."""
     torch.manual_seed(0)
     config = transformers.BertConfig(num_hidden_layers=2, num_attention_heads=2, **SIZES)
     ids = torch.arange(1, 33).view(2, 16)
@@ -38,6 +38,7 @@ def write_tiny_bert(folder: Path, *, dynamic: bool = False) -> None:
         dynamic=dynamic,
         interface=axes,
         documents=False,
+        frontend="dynamo" if dynamic else "torchscript",
         check=False,
     )
 

@@ -408,8 +408,9 @@ def test_the_report_and_the_dag_files_of_an_export_replace_only_those_of_another
 
 
 def test_the_report_of_a_model_with_a_line_break_in_its_name_is_replaced(tmp_path: Path) -> None:
+    how = {"name": "two\nlines", "check": False, "frontend": "torchscript"}
     for _ in range(2):
-        modelexport.export(torch.nn.ReLU(), [torch.ones(2)], tmp_path / "x.onnx", name="two\nlines", check=False)
+        modelexport.export(torch.nn.ReLU(), [torch.ones(2)], tmp_path / "x.onnx", **how)
     assert (tmp_path / "x.report.md").read_text().startswith("# two\\nlines\n\n`torch.nn.")
 
 

@@ -135,6 +135,7 @@ def test_a_change_that_makes_a_region_right_is_tried_and_written(file: Path, tmp
     assert {str(owner_of(node).call) for node in fixed.nodes} == {str(owner_of(node).call) for node in tagged.nodes}
 
 
+@pytest.mark.slow
 def test_what_a_type_costs_is_regained_by_more_precise_types(file: Path, tmp_path: Path) -> None:
     """A device that computes in float16 loses a little with each 8-bit number; with 16 bits it does not."""
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}

@@ -21,6 +21,7 @@ from commands import run
 from modelexport.errors import RunError, UsageError
 from modelexport.runtime import runner_commands
 from modelexport.runtime.devices import find_device
+from modelexport.tools.devices.device_report import DeviceReport
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +42,16 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_file_runs_behind_the_command(product: Path) -> None:
+@pytest.fixture(scope="module")
+def there(product: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[DeviceReport, Path]:
+    """What was found behind a command, and the folder for temporary files there."""
+    folder = tmp_path_factory.mktemp("there")
+    return modelexport.verify_on_device(product, device=f"cpu through env TMPDIR={folder}", keep=False), folder
+
+
+def test_the_file_runs_behind_the_command(product: Path, there: tuple[DeviceReport, Path]) -> None:
     here = modelexport.verify_on_device(product, device="cpu", keep=False)
-    there = modelexport.verify_on_device(product, device="cpu through env A=1", keep=False)
-    assert there.agrees == here.agrees
+    assert there[0].agrees == here.agrees
 
 
 def test_values_are_those_that_are_computed_there(product: Path) -> None:
@@ -56,9 +63,8 @@ def test_what_a_login_says_first_is_passed_over() -> None:
     assert find_device("cpu through sh -c 'echo Welcome to the board; exec \"$@\"' sh").provider.startswith("CPU")
 
 
-def test_nothing_is_left_there(product: Path, tmp_path: Path) -> None:
-    modelexport.verify_on_device(product, device=f"cpu through env TMPDIR={tmp_path}", keep=False)
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+def test_nothing_is_left_there(there: tuple[DeviceReport, Path]) -> None:
+    assert [path for path in there[1].iterdir() if path.is_dir()] == []
 
 
 FAILS = {

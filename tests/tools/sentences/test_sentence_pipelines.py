@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def bert() -> Any:
     return transformers.BertModel(transformers.BertConfig(**SIZES))
 
 
-def qwen() -> Any:
+def qwen(layers: int = 1) -> Any:
     """A class with a head."""
-    sizes = {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, **sizes))
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True, "num_hidden_layers": layers}
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES | sizes))
 
 
 def t5() -> Any:
@@ -120,25 +121,26 @@ MIXED: Modules = [
 
 
 @pytest.fixture(scope="session")
-def mixed(shared: Shared) -> Path:
-    """A folder of a model with a head, and a package of it in ``out``, which was not compared."""
+def pooled(shared: Shared) -> Path:
+    """A folder of a model with a head and without layers, and a package of it in ``out``, which was not compared."""
 
     def make(path: Path) -> None:
-        export(folder(path / "model", qwen, MIXED, {"truncate_dim": 20}, side="left"), path / "out", check=False)
+        last: Modules = [("Pooling", {"pooling_mode": "lasttoken", "include_prompt": False})]
+        export(folder(path / "model", partial(qwen, layers=0), last, side="left"), path / "out", check=False)
 
     return shared("sentences", make)
 
 
-def test_a_folder_without_a_tokenizer_is_compared_on_made_up_tokens(mixed: Path, tmp_path: Path) -> None:
-    path, notes = Path(shutil.copytree(mixed / "model", tmp_path / "model")), list[str]()
+def test_a_folder_without_a_tokenizer_is_compared_on_made_up_tokens(pooled: Path, tmp_path: Path) -> None:
+    path, notes = Path(shutil.copytree(pooled / "model", tmp_path / "model")), list[str]()
     for file in path.glob("tokenizer*.json"):
         file.unlink()
-    assert encoding_fault(load_pipeline(path).model, mixed / "out" / "model.onnx", notes) == ""
+    assert encoding_fault(load_pipeline(path).model, pooled / "out" / "model.onnx", notes) == ""
     assert [note for note in notes if "no tokenizer" in note]
 
 
-def test_a_package_whose_pooling_leaves_the_prompt_out_takes_its_length(mixed: Path) -> None:
-    session = onnxruntime.InferenceSession(mixed / "out" / "model.onnx")
+def test_a_package_whose_pooling_leaves_the_prompt_out_takes_its_length(pooled: Path) -> None:
+    session = onnxruntime.InferenceSession(pooled / "out" / "model.onnx")
     assert [value.name for value in session.get_inputs()] == ["input_ids", "attention_mask", "prompt_length"]
 
 
@@ -170,15 +172,15 @@ def test_a_cross_encoder_is_one_model_with_its_head(tmp_path: Path) -> None:
     assert not is_pipeline(path)
 
 
-def test_a_package_is_compared_with_what_sentence_transformers_computes(mixed: Path) -> None:
-    model = load_pipeline(mixed / "model").model
-    next(model.children()).model.embed_tokens.weight.data.mul_(1.1)
-    fault = encoding_fault(model, mixed / "out" / "model.onnx", [])
+def test_a_package_is_compared_with_what_sentence_transformers_computes(pooled: Path) -> None:
+    model = load_pipeline(pooled / "model").model
+    next(model.children()).model.embed_tokens.weight.data.add_(1)
+    fault = encoding_fault(model, pooled / "out" / "model.onnx", [])
     assert fault.startswith("sentence_embedding of 4 texts padded on the right is off by")
 
 
-def test_weights_that_stay_in_files_have_the_names_of_entries(mixed: Path) -> None:
-    loaded = load_pipeline(mixed / "model", weights="files")
+def test_weights_that_stay_in_files_have_the_names_of_entries(pooled: Path) -> None:
+    loaded = load_pipeline(pooled / "model", weights="files")
     kept = {key for key in loaded.model.state_dict() if key.startswith("0.model.")}
     assert set(loaded.weights.tensors) == kept
 
