@@ -42,7 +42,7 @@ class Inside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.convolution, self.recurrent = Encoder(), nn.Conv2d(3, 2, 3), nn.LSTM(4, 4, batch_first=True)
+        self.encoder, self.convolution, self.recurrent = Encoder(), nn.Conv2d(3, 2, 3), nn.RNN(4, 4, batch_first=True)
 
     def forward(self, input_ids, mask, decoder_ids, image, series, left, right):  # type: ignore[no-untyped-def]
         words = self.encoder(input_ids, mask, decoder_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -166,18 +167,24 @@ def test_the_documents_agree_with_each_other_and_with_the_model(beside: tuple) -
     assert_documents_agree(tagged, tagged.hierarchy, dags, operations, naive=len(tagged.nodes) < 200)
 
 
+@functools.cache
+def validator(name: str) -> jsonschema.protocols.Validator:
+    schema = schemas.make_json_schema(name)
+    made = jsonschema.validators.validator_for(schema)
+    made.check_schema(schema)
+    return made(schema)
+
+
 @every_model
 def test_the_documents_fit_their_schemas(beside: tuple) -> None:
     tagged, *_ = beside
     for name in ("hierarchy", "dag", "operations"):
-        document = json.loads(tagged.path.with_suffix(f".{name}.json").read_bytes())
-        jsonschema.validate(document, schemas.make_json_schema(name))
+        validator(name).validate(json.loads(tagged.path.with_suffix(f".{name}.json").read_bytes()))
     for key, name in ((keys.CALL_TREE, "call_tree"), (keys.STATE_DICT, "state_dict")):
-        jsonschema.validate(json.loads(tagged.model.metadata_props[key]), schemas.make_json_schema(name))
+        validator(name).validate(json.loads(tagged.model.metadata_props[key]))
     for value in initializers(tagged.model):
         if keys.TRANSFORM in value.metadata_props:
-            steps = json.loads(value.metadata_props[keys.TRANSFORM])
-            jsonschema.validate(steps, schemas.make_json_schema("transform"))
+            validator("transform").validate(json.loads(value.metadata_props[keys.TRANSFORM]))
 
 
 @pytest.mark.slow

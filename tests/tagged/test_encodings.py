@@ -40,7 +40,7 @@ CASES = [
     pytest.param(case.name, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in models.CASES
 ]
 DYNAMIC = [
-    pytest.param(case.name, id=case.name, marks=() if case.name == "bert" else pytest.mark.slow)
+    pytest.param(case.name, id=case.name, marks=() if case.name == "blocks" else pytest.mark.slow)
     for case in models.CASES
     if case.dynamic is not None
 ]

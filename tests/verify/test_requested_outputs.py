@@ -33,9 +33,10 @@ class Heads(nn.Module):
         return {"logits": self.one(hidden), "more": self.two(hidden).sigmoid(), "hidden": hidden, "drawn": drawn}
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(("kept", "unused"), [(["logits"], "two"), (["more", "hidden"], "one")])
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize(
+    ("kept", "unused"), [(["logits"], "two"), pytest.param(["more", "hidden"], "one", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
 def test_outputs_that_were_left_out_are_not_missed(
     tmp_path: Path, frontend: FrontEnd, kept: list[str], unused: str
 ) -> None:

@@ -209,7 +209,7 @@ def test_random_sizes_are_small() -> None:
     assert found["size"].max() <= 8 < found["ids"].max()
 
 
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("frontend", [pytest.param("dynamo", marks=pytest.mark.slow), "torchscript"])
 def test_a_rank_that_depends_on_a_size_is_not_declared(frontend: FrontEnd, tmp_path: Path) -> None:
     class Squeezed(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
