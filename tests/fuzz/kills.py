@@ -9,8 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import torch
 
@@ -86,23 +84,6 @@ def _loaded(path: str) -> None:
 def kill() -> None:
     """End this process as nothing can prevent."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def killed_at_move(at: int) -> Iterator[None]:
-    """Kill the process before its ``at``-th move of a file."""
-    moves = 0
-    move = os.replace
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal moves
-        moves += 1
-        if moves == at + 1:
-            kill()
-        return move(*arguments, **keywords)
-
-    with mock.patch.object(os, "replace", counted):
-        yield
 
 
 @contextlib.contextmanager
