@@ -20,7 +20,6 @@ import io
 import logging
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -36,45 +35,12 @@ from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 import modelexport
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
+from outcomes import least_seconds
+from survival import of_case, t5_encoder
 
-SMALL = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 32,
-}
-GPT2 = {"vocab_size": 32, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "use_cache": False}
 SIZES = (5_000, 10_000, 20_000)
-
-
-def pretrained(class_name: str, **options: Any) -> nn.Module:
-    model_class = getattr(transformers, class_name)
-    return model_class(model_class.config_class(**options)).eval()
-
-
-TOKENS = {"input_ids": torch.arange(16).reshape(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
-IMAGE = {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)}
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
-    "bert": (lambda: pretrained("BertModel", **SMALL), TOKENS),
-    "albert": (lambda: pretrained("AlbertModel", **SMALL | {"num_hidden_layers": 4}, embedding_size=8), TOKENS),
-    "gpt2": (lambda: pretrained("GPT2LMHeadModel", **GPT2), TOKENS),
-    "llama": (
-        lambda: pretrained("LlamaForCausalLM", **SMALL, num_key_value_heads=1, head_dim=8, use_cache=False),
-        TOKENS,
-    ),
-    "t5-encoder": (
-        lambda: pretrained("T5EncoderModel", vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2),
-        TOKENS,
-    ),
-    "vit": (lambda: pretrained("ViTModel", **SMALL, image_size=32, patch_size=8), IMAGE),
-    "resnet": (
-        lambda: pretrained("ResNetModel", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic"),
-        IMAGE,
-    ),
-}
+MODELS = {name: of_case(name) for name in ("bert", "albert", "gpt2", "llama", "vit", "resnet")}
+MODELS["t5-encoder"] = t5_encoder
 
 
 class ByPosition(nn.Module):
@@ -157,19 +123,13 @@ def modules(calls: Counter[ModuleCall | None]) -> Counter[str]:
     return found
 
 
-def quiet(work: Callable[[], Any]) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return work()
-
-
 def main() -> None:
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     if sys.argv[1:] == ["--cost"]:
         cost()
         return
-    names = sys.argv[1:] or list(MODELS)
+    names = sys.argv[1:] or MODELS
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         for what, cell in agreement(name):
@@ -181,18 +141,17 @@ def main() -> None:
 
 def agreement(name: str) -> Iterator[tuple[str, str]]:
     """For each thing that a model can be adopted from, how it agrees with our own export."""
-    build, inputs = MODELS[name]
     torch.manual_seed(0)
-    model = build()
+    model, inputs = MODELS[name]()
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         for optimized in (False, True):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 modelexport.export(model, inputs, folder / f"own-{optimized}.onnx", optimized=optimized)
         for what, optimized, make in programs(model, inputs, folder):
             try:
-                program = quiet(make)
+                with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+                    program = make()
             except Exception as error:  # a failure of an exporter is a result
                 print(f"{name}, {what}: {type(error).__name__}: {error}"[:300], file=sys.stderr, flush=True)
                 yield what, "not exported"
@@ -217,12 +176,9 @@ def cost() -> None:
         path, output = Path(directory, "chain.onnx"), Path(directory, "out.onnx")
         for size in SIZES:
             ir.save(chain(size), path)
-            start = time.process_time()
-            ir.save(ir.load(path), output)
-            base = time.process_time() - start
-            start = time.process_time()
-            modelexport.adopt(path, output)
-            taken = time.process_time() - start
+            base, taken = least_seconds(
+                lambda: ir.save(ir.load(path), output), lambda: modelexport.adopt(path, output), runs=1
+            )
             print(f"| {size:,} | {base:.2f} s | {taken:.2f} s | {taken / base:.1f} |", flush=True)
 
 

@@ -1,6 +1,7 @@
 """Tokens per second of a decoder: PyTorch, transformers' own fused export, onnxruntime-genai's model builder, ours.
 
     OMP_NUM_THREADS=1 python benchmarks/generate.py [--model DIR] [--layers 30] [--vocabulary 49152] [--tokens 64]
+    OMP_NUM_THREADS=1 python benchmarks/generate.py --int4 [--tokens 32] [--rounds 15]
 
 The default is SmolLM2-135M's shape with random weights, float32 on the CPU, greedy from one prompt of 8 tokens. Each
 row: the time of the whole export command, the bytes on disk (a linked file once), the time to the first token, tokens
@@ -8,7 +9,12 @@ per second after it, memory, and whether the tokens are PyTorch's. Every candida
 in turn: figures are medians of the rounds, memory is the largest resident size without what the process had before it
 loaded the model. The last lines compare rates round by round.
 
-Needs what `make test` installs; about six minutes with the default shape on two idle cores.
+`--int4` compares int4 packages in onnxruntime-genai: ours, quantized from the fused package, and those of its own model
+builder, of a decoder of SmolLM2's width and a mixture of experts (LFM2), with symmetric blocks of 32. Each row: tokens
+per second after the first, in the best of the rounds, since other work on the machine only adds time; the bytes of
+weights and graph on disk, and the share of them that is left in float.
+
+Needs what `make test` installs; about six minutes with the default shape on two idle cores, and two for `--int4`.
 """
 
 from __future__ import annotations
@@ -161,7 +167,7 @@ def export_with_transformers(model: Path, folder: Path) -> None:
     OnnxExporter().export_for_generation(loaded, inputs, config).save_pretrained(folder)
 
 
-def command_of(export: str, model: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
+def command_of(export: str, model: Path, folder: Path, precision: str = "fp32") -> tuple[list[str], dict[str, str]]:
     """The command that writes a folder, and what it needs in its environment."""
     if export == "builder":
         import importlib.util
@@ -170,7 +176,7 @@ def command_of(export: str, model: Path, folder: Path) -> tuple[list[str], dict[
         assert found is not None
         assert found.origin is not None
         models = Path(found.origin).parent / "models"
-        command = [str(models / "builder.py"), "-m", str(model), "-o", str(folder), "-p", "fp32", "-e", "cpu"]
+        command = [str(models / "builder.py"), "-m", str(model), "-o", str(folder), "-p", precision, "-e", "cpu"]
         return [*command, "-c", str(folder.parent / "cache")], {"PYTHONPATH": str(models)}
     if export == "transformers":
         return [__file__, "--model", str(model), "--only-export", str(folder)], {}
@@ -178,9 +184,9 @@ def command_of(export: str, model: Path, folder: Path) -> tuple[list[str], dict[
     return ["-m", "modelexport", "export", str(model), "-o", f"{folder}/", *fuse], {}
 
 
-def exported(export: str, model: Path, folder: Path) -> tuple[float, float]:
+def exported(export: str, model: Path, folder: Path, precision: str = "fp32") -> tuple[float, float]:
     """Seconds that the command took, and the megabytes that it wrote or linked."""
-    command, environment = command_of(export, model, folder)
+    command, environment = command_of(export, model, folder, precision)
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
@@ -267,19 +273,85 @@ def measure(
     return found
 
 
+def save_experts(folder: Path) -> None:
+    """A mixture of 8 experts, of which a token takes 2."""
+    import torch
+    import transformers
+
+    save_smollm2(folder, 1, 4096)  # its tokenizer
+    torch.manual_seed(0)
+    config = transformers.Lfm2MoeConfig(
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1024,
+        moe_intermediate_size=512,
+        num_hidden_layers=8,
+        num_dense_layers=1,
+        layer_types=["full_attention"] * 8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        num_experts=8,
+        num_experts_per_tok=2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    transformers.Lfm2MoeForCausalLM(config).save_pretrained(folder)
+
+
+def megabytes(folder: Path) -> float:
+    files = {file.stat().st_ino: file for file in folder.rglob("*") if ".onnx" in file.name or file.suffix == ".data"}
+    return sum(file.stat().st_size for file in files.values()) / 1e6
+
+
+def int4(tokens: int, rounds: int) -> None:
+    """Print the table of int4 packages."""
+    import torch
+    import transformers
+
+    from modelexport import export_package, quantize_package
+
+    print("| model | package | tokens/s | MB | left in float |\n|---|---|--:|--:|---|")
+    for name, save in (("decoder", lambda folder: save_smollm2(folder, 12, 16384)), ("experts", save_experts)):
+        with tempfile.TemporaryDirectory() as place:
+            model, ours, theirs, fused = (Path(place) / part for part in ("model", "ours", "builder", "fused"))
+            save(model)
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+            opset = 21  # the first with tables of int4
+            export_package(loaded, fused, directory=model, fuse="ort-cpu", opset=opset)
+            result = quantize_package(fused, ours, to="int4:symmetric=true,embeddings=true")["decode"]
+            exported("builder", model, theirs, "int4")
+            runs = {folder: in_genai(folder) for folder in (theirs, ours)}
+            rates: dict[Path, list[float]] = {folder: [] for folder in runs}
+            for _ in range(rounds):
+                for folder, run in runs.items():
+                    rates[folder].append(timed(run, tokens)[1])
+            left = f"{sum(result.left.values()) / result.bytes_after:.0%}: {', '.join(list(result.left)[:2])}"
+            best = {folder: max(found) for folder, found in rates.items()}
+            for folder in runs:
+                told = left if folder is ours else ""
+                print(f"| {name} | {folder.name} | {best[folder]:,.0f} | {megabytes(folder):.1f} | {told} |")
+            smaller = megabytes(theirs) / megabytes(ours)
+            print(f"| {name} | ratio | {best[ours] / best[theirs]:.2f} | {smaller:.2f} | |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, help="a folder with a decoder, instead of random weights")
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--vocabulary", type=int, default=49152)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--int4", action="store_true", help="the table of int4 packages")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument(
         "--only-export", type=Path, help="export --model with transformers to this folder, nothing else"
     )
     asked = parser.parse_args()
     if asked.only_export:
         export_with_transformers(asked.model, asked.only_export)
+        return
+    if asked.int4:
+        int4(asked.tokens or 32, asked.rounds or 15)
         return
     with tempfile.TemporaryDirectory() as scratch:
         folders = {
@@ -290,7 +362,7 @@ def main() -> None:
         else:
             save_smollm2(folders[""], asked.layers, asked.vocabulary)
         made = {name: exported(name, folders[""], folder) for name, folder in folders.items() if name}
-        found = measure(folders, asked.tokens, asked.rounds)
+        found = measure(folders, asked.tokens or 64, asked.rounds or 5)
     expected = found["PyTorch"][0][2]
     print("| what | export, s | on disk, MB | first token, ms | tokens a second | memory, MB | tokens |")
     print("|---|---|---|---|---|---|---|")

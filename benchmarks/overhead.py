@@ -35,47 +35,28 @@ from typing import Any
 Built = tuple[Any, dict[str, Any]]
 
 
-def encoder(hidden: int, layers: int) -> Built:
-    import torch
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64, intermediate_size=4 * hidden
-    )
-    ids = torch.randint(0, 1000, (2, 16))
-    return BertModel(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def decoder(layers: int) -> Built:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=100,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    ids = torch.randint(0, 100, (2, 16))
-    return LlamaForCausalLM(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
 def from_config(kind: str, **options: Any) -> Built:
     """A model of transformers for tokens."""
     import torch
     import transformers
 
     family = kind.split("For", maxsplit=1)[0].removesuffix("Model")
-    config = getattr(transformers, f"{family}Config")(vocab_size=100, **options)
+    config = getattr(transformers, f"{family}Config")(**{"vocab_size": 100} | options)
     ids = torch.randint(0, 100, (2, 16))
     return getattr(transformers, kind)(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 12}
 HEADS = {"num_key_value_heads": 2, "use_cache": False}
+
+
+def encoder(hidden: int, layers: int) -> Built:
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": hidden // 64}
+    return from_config("BertModel", vocab_size=30522, num_hidden_layers=layers, **sizes)
+
+
+def decoder(layers: int) -> Built:
+    return from_config("LlamaForCausalLM", **SMALL | HEADS | {"num_hidden_layers": layers})
 
 
 def hierarchy() -> Built:

@@ -28,14 +28,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import json
-import multiprocessing
-import os
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +43,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from outcomes import in_slices, isolated, write_table  # noqa: E402
+
 PAGE = ROOT / "docs" / "evidence" / "round-trip.md"
-BEGIN, END, SPEED = "<!-- figures: round_trip.py -->", "<!-- end -->", "<!-- figures: round_trip.py --speed -->"
+BEGIN, SPEED = "<!-- figures: round_trip.py -->", "<!-- figures: round_trip.py --speed -->"
 QUESTIONS = ("back", "agrees", "state", "trains", "again")
 
 
@@ -260,14 +259,9 @@ def gradients(model: nn.Module, results: Sequence[torch.Tensor]) -> dict[str, to
     return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
 
 
-def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence[str], connection: Any) -> Outcome:
+def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence[str]) -> Outcome:
     outcome = Outcome(family, name)
     started = time.perf_counter()
-    if connection is not None:
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-    warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         try:
             trip = Trip(case, Path(folder) / "m.onnx", constants)
@@ -279,17 +273,10 @@ def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence
             try:
                 outcome.answers[question] = getattr(trip, question)()
             except BaseException as error:
-                if connection is None:
-                    import traceback
-
-                    traceback.print_exc()
                 outcome.answers[question] = f"no: {said(error)}"
                 if question == "back":
                     break
     outcome.seconds = round(time.perf_counter() - started, 1)
-    if connection is not None:
-        connection.send(dataclasses.asdict(outcome))
-        connection.close()
     return outcome
 
 
@@ -298,22 +285,14 @@ def said(error: BaseException) -> str:
 
 
 def run(family: str, name: str, case: Callable[[], Any], constants: Sequence[str], seconds: float) -> Outcome:
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=attempt, args=(family, name, case, constants, sending))
-    process.start()
-    sending.close()
-    outcome = Outcome(family, name)
-    try:
-        if receiving.poll(seconds):
-            return Outcome(**receiving.recv())
-        outcome.answers["export"] = f"no: took more than {seconds:.0f} s"
-    except EOFError:
-        outcome.answers["export"] = "no: the process ended"
-    finally:
-        process.kill()
-        process.join()
-    return outcome
+    made, reason = isolated(partial(attempt, family, name, case, constants), seconds)
+    return made or Outcome(family, name, answers={"export": f"no: {reason}"})
+
+
+def line_of(outcome: Outcome) -> str:
+    marks = "".join(outcome.answers.get(question, "no")[0] for question in QUESTIONS)
+    reason = "; ".join(f"{question} {answer}" for question, answer in outcome.answers.items() if answer != "yes")
+    return f"{outcome.seconds:6.1f} {marks} {outcome.family}: {outcome.name} {reason}"
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -386,12 +365,6 @@ def speed(repeats: int = 61) -> str:
     return "\n".join(rows)
 
 
-def write_between(begin: str, text: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(begin)
-    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*")
@@ -399,41 +372,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--here", action="store_true", help="all models in this process, with tracebacks")
     parser.add_argument("--speed", action="store_true", help="time MiniLM instead")
     options = parser.parse_args()
     if options.speed:
         print(rows := speed())
         if options.write:
-            write_between(SPEED, rows)
+            write_table(PAGE, SPEED, rows)
         return
-    known = {}
-    if options.results and options.results.exists():
-        for line in options.results.read_text().splitlines():
-            outcome = Outcome(**json.loads(line))
-            known[outcome.family, outcome.name] = outcome
-    outcomes = []
-    for family, name, case, constants in all_cases():
-        if (options.families and family not in options.families) or (
-            options.models and name not in options.models.split(",")
-        ):
-            continue
-        found = known.get((family, name))
-        if found is None:
-            if options.here:
-                found = attempt(family, name, case, constants, None)
-            else:
-                found = run(family, name, case, constants, options.seconds)
-            marks = "".join(found.answers.get(question, "no")[0] for question in QUESTIONS)
-            reason = "; ".join(f"{question} {answer}" for question, answer in found.answers.items() if answer != "yes")
-            print(f"{found.seconds:6.1f} {marks} {family}: {name} {reason}", file=sys.stderr, flush=True)
-            if options.results:
-                with options.results.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(found)) + "\n")
-        outcomes.append(found)
+    works = [
+        ((family, name), partial(run, family, name, case, constants, options.seconds))
+        for family, name, case, constants in all_cases()
+        if not options.families or family in options.families
+        if not options.models or name in options.models.split(",")
+    ]
+    outcomes = list(in_slices(options.results, Outcome, works, line_of))
     print(table(outcomes))
     if options.write:
-        write_between(BEGIN, table(outcomes))
+        write_table(PAGE, BEGIN, table(outcomes))
 
 
 if __name__ == "__main__":

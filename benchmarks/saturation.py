@@ -17,8 +17,8 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import modelexport
 from modelexport.files.onnx_models import load_onnx
 from modelexport.runtime.saturating_products import saturates_here, unsigned_copy
 from modelexport.runtime.sessions import open_session
+from outcomes import least_seconds
 
 SIZE = 512
 TURNS = 15
@@ -93,13 +94,8 @@ def seconds(files: Mapping[str, Path], feeds: Any) -> dict[str, float]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     sessions = {name: onnxruntime.InferenceSession(file, options) for name, file in files.items()}
-    least = dict.fromkeys(sessions, float("inf"))
-    for _ in range(TURNS):
-        for name, session in sessions.items():
-            begun = time.process_time()
-            session.run(None, feeds)
-            least[name] = min(least[name], time.process_time() - begun)
-    return least
+    works = [partial(session.run, None, feeds) for session in sessions.values()]
+    return dict(zip(sessions, least_seconds(*works, runs=TURNS), strict=True))
 
 
 def rows(folder: Path) -> Iterator[str]:

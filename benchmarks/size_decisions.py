@@ -143,6 +143,7 @@ PLAIN: Mapping[str, tuple[Callable[..., torch.Tensor], Sequence[torch.Tensor]]] 
 }
 TEXT = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
         "max_position_embeddings": 64}  # fmt: skip
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4}
 TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     "longformer": {**TEXT, "attention_window": 4, "max_position_embeddings": 66},
     "big_bird": {**TEXT, "block_size": 4, "num_random_blocks": 1},
@@ -161,22 +162,8 @@ TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     },
     "fnet": {k: v for k, v in TEXT.items() if k != "num_attention_heads"},
     "canine": {**TEXT, "local_transformer_stride": 4, "num_hash_buckets": 32, "downsampling_rate": 4},
-    "swin": {
-        "image_size": 32,
-        "patch_size": 2,
-        "embed_dim": 8,
-        "depths": [2, 1],
-        "num_heads": [2, 2],
-        "window_size": 4,
-    },
-    "swinv2": {
-        "image_size": 32,
-        "patch_size": 2,
-        "embed_dim": 8,
-        "depths": [2, 1],
-        "num_heads": [2, 2],
-        "window_size": 4,
-    },
+    "swin": SWIN,
+    "swinv2": SWIN,
 }
 TIMM = ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "maxvit_rmlp_pico_rw_256", "gcvit_xxtiny",
         "samvit_base_patch16", "davit_tiny", "twins_pcpvt_small", "focalnet_tiny_srf")  # fmt: skip

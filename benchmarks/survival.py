@@ -14,9 +14,9 @@ Needs what `make test` installs; about twelve minutes, `--cost` nine, most of th
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -39,6 +39,7 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.optimizers.optimize_tools import TOOLS, optimize_file
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference_values import open_reference
+from outcomes import least_seconds
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
 """The largest distance of equal values: the norm of the difference divided by the norm."""
@@ -263,28 +264,11 @@ def tagged_chain(nodes: int, path: Path) -> None:
     model.metadata_props.update(
         {
             keys.FORMAT_VERSION_KEY: FORMAT_VERSION,
-            keys.CALL_TREE: onnx_json(calls),
-            keys.STATE_DICT: onnx_json(entries),
+            keys.CALL_TREE: json.dumps(calls),
+            keys.STATE_DICT: json.dumps(entries),
         }
     )
     ir.save(model, path)
-
-
-def onnx_json(document: Any) -> str:
-    import json
-
-    return json.dumps(document)
-
-
-def seconds(*works: Callable[[], object]) -> list[float]:
-    """Processor time of each, the least of seven runs by turns: a machine may be a fifth slower a second later."""
-    found: list[list[float]] = [[] for _ in works]
-    for _ in range(7):
-        for work, taken in zip(works, found, strict=True):
-            start = time.process_time()
-            work()
-            taken.append(time.process_time() - start)
-    return [min(taken) for taken in found]
 
 
 def cost(folder: Path) -> None:
@@ -305,7 +289,7 @@ def cost(folder: Path) -> None:
             def retagged(source: Path = source, changed: Path = changed) -> None:
                 modelexport.retag(changed, source=source, output=folder / "out.onnx")
 
-            both, work = seconds(plain, retagged)
+            both, work = least_seconds(plain, retagged, runs=7)
             count = len(onnx.load(changed).graph.node)
             print(f"| {nodes:,} | `{tool}` | {count:,} | {work:.2f} | {work / both:.1f} |", flush=True)
 

@@ -1,14 +1,15 @@
 """Many models through `modelexport.export` and through the bare `torch.onnx.export(dynamo=True)`, side by side.
 
     OMP_NUM_THREADS=1 python benchmarks/sweep.py [FAMILY ...] [--models NAME,...] [--ways ours,bare] [--seconds N]
-                                                 [--results FILE.jsonl] [--write]
+                                                 [--results FILE.jsonl] [--write] [--untried]
 
 The models are those of `tests/zoo`, with random weights. Each export runs in a process of its own, which is ended after
 N seconds. A file counts as loaded if ONNX Runtime opens it, and as agreeing if it computes PyTorch's outputs, judged
 here with NumPy alone: the norm of the difference is at most a thousandth of the output's, or, of a random model, twice
 that between two runs of PyTorch. What was found is appended to FILE, and a model and way that are in it are not run
 again, so that the table can be made in slices. `--write` puts the table into
-`docs/evidence/sweep.md`. All families take about an hour.
+`docs/evidence/sweep.md`. All families take about an hour. `--untried` takes types of transformers that no test,
+benchmark or page names, shrunk, instead.
 """
 
 from __future__ import annotations
@@ -16,28 +17,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
-import multiprocessing
-import os
 import re
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[0] = str(ROOT / "tests")  # in place of this folder, which has a file that is called as a module of Python
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import onnxruntime  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from outcomes import in_slices, isolated, write_table  # noqa: E402
+
 PAGE = ROOT / "docs" / "evidence" / "sweep.md"
-BEGIN, END = "<!-- figures: sweep.py -->", "<!-- end -->"
+BEGIN = "<!-- figures: sweep.py -->"
 WAYS = ("ours", "bare")
 CLOSE = 1e-3
 
@@ -184,14 +184,10 @@ def by_bare(outcome: Outcome, case: Any, path: Path) -> None:
     judge(outcome, path, *case())
 
 
-def attempt(case: Any, way: str, connection: Any) -> None:
-    """In a process of its own: one export, judged."""
+def attempt(case: Any, way: str) -> Outcome:
+    """One export, judged."""
     outcome = Outcome(case.family, case.name, way)
     started = time.perf_counter()
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    warnings.simplefilter("ignore")
     try:
         with tempfile.TemporaryDirectory() as folder:
             {"ours": by_ours, "bare": by_bare}[way](outcome, case, Path(folder) / "m.onnx")
@@ -201,27 +197,12 @@ def attempt(case: Any, way: str, connection: Any) -> None:
             last = last.__cause__
         outcome.reason = f"{type(last).__name__}: {' '.join(str(last).split())[:600]}"
     outcome.seconds = round(time.perf_counter() - started, 2)
-    connection.send(dataclasses.asdict(outcome))
-    connection.close()
+    return outcome
 
 
 def run(case: Any, way: str, seconds: float) -> Outcome:
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=attempt, args=(case, way, sending))
-    process.start()
-    sending.close()
-    outcome = Outcome(case.family, case.name, way)
-    try:
-        if receiving.poll(seconds):
-            return Outcome(**receiving.recv())
-        outcome.reason = f"took more than {seconds:.0f} s"
-    except EOFError:
-        outcome.reason = f"the process ended with {process.exitcode}"
-    finally:
-        process.kill()
-        process.join()
-    return outcome
+    made, reason = isolated(partial(attempt, case, way), seconds)
+    return made or Outcome(case.family, case.name, way, reason=reason)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -273,34 +254,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--untried", action="store_true", help="types of transformers that nothing else names, instead")
     options = parser.parse_args()
-    from zoo import cases
-
-    known: dict[tuple[str, str, str], Outcome] = {}
-    if options.results and options.results.exists():
-        for line in options.results.read_text().splitlines():
-            outcome = Outcome(**json.loads(line))
-            known[outcome.family, outcome.name, outcome.way] = outcome
-    outcomes = []
-    for case in cases():
-        if options.families and case.family not in options.families:
-            continue
-        if options.models and case.name not in options.models.split(","):
-            continue
-        for way in options.ways.split(","):
-            found = known.get((case.family, case.name, way))
-            if found is None:
-                found = run(case, way, options.seconds)
-                print(line_of(found), file=sys.stderr, flush=True)
-                if options.results:
-                    with options.results.open("a") as file:
-                        file.write(json.dumps(dataclasses.asdict(found)) + "\n")
-            outcomes.append(found)
+    if options.untried:
+        from untried_types import cases
+    else:
+        from zoo import cases
+    works = [
+        ((case.family, case.name, way), partial(run, case, way, options.seconds))
+        for case in cases()
+        if not options.families or case.family in options.families
+        if not options.models or case.name in options.models.split(",")
+        for way in options.ways.split(",")
+    ]
+    made = in_slices(options.results, Outcome, works, line_of)
+    outcomes = [outcome for outcome in made if not outcome.reason.startswith("UnbuiltError")]
     print(table(outcomes))
     if options.write:
-        text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(outcomes)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_table(PAGE, BEGIN, table(outcomes))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +27,7 @@ import modelexport
 import models
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.pytorch.inputs.named_inputs import feeds
-
-
-def seconds(work: Callable[[], object], runs: int) -> float:
-    """The least processor time of some runs."""
-    taken = []
-    for _ in range(runs):
-        start = time.process_time()
-        work()
-        taken.append(time.process_time() - start)
-    return min(taken)
-
-
-def as_people_open(path: Path) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+from outcomes import least_seconds
 
 
 def measure(name: str, model: Any, inputs: Any, folder: Path, runs: int) -> None:
@@ -54,7 +39,7 @@ def measure(name: str, model: Any, inputs: Any, folder: Path, runs: int) -> None
         def plain(path: Path = path) -> None:
             with torch.no_grad():
                 model(**inputs)
-            session = as_people_open(path)
+            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
             session.run(None, feeds(inputs, session))
 
         def verified(path: Path = path) -> None:
@@ -63,7 +48,7 @@ def measure(name: str, model: Any, inputs: Any, folder: Path, runs: int) -> None
 
         verified()
         with only_new_garbage():  # as in the command
-            both = seconds(plain, runs), seconds(verified, runs)
+            both = least_seconds(plain, verified, runs=runs)
         calls = len(modelexport.load(path).calls)
         size = sum(tensor.numel() for tensor in model.parameters()) / 1e6
         way = "dynamic" if dynamic else "static"

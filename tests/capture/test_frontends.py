@@ -249,7 +249,7 @@ def benchmark() -> Any:
 @pytest.mark.slow
 def test_no_operation_has_another_layers_tag_and_the_older_way_is_found_out(tmp_path: Path) -> None:
     contamination = benchmark()
-    model, inputs = contamination.MODELS["BERT-like"]()
+    model, inputs = contamination.bert(2)
     wrong = {way: contamination.measure(way, model, inputs, tmp_path).pairs.total() for way in contamination.WAYS}
     assert wrong["projected"] > 0
     assert (wrong["torchscript"], wrong["dynamo"]) == (0, 0)
