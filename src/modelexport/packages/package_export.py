@@ -26,7 +26,7 @@ from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartE
 from modelexport.packages.generation_loop import BATCH
 from modelexport.packages.input_and_axis_names import name_axes_of_part
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.package_kinds import AUTO, PackageKind, as_module, kind_of
+from modelexport.packages.package_kinds import AUTO, PackageKind, Request, as_module, kind_of
 from modelexport.packages.verify_before_writing import check_package
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.bytes_of_entries import Weights
@@ -117,18 +117,16 @@ def export_package(
     model = as_module(model)
     check_package_folder(folder, [] if model_folder is None else [model_folder])
     with stages("parts"):
-        user_inputs = inputs if isinstance(inputs, Mapping) else None
         kind = kind_of(model, AUTO if options.package.parts is None else options.package.parts)
         kind.check_options(options.package)
-        forms = iter(kind.forms(model, options.package, inputs, options.weights.to_check, model_folder))
+        request = Request(model, inputs, model_folder, options)
+        forms = iter(kind.forms(request))
         best = next(forms)
     with checked_and_written(
         folder, [] if model_folder is None else [model_folder], make=True, package=True, check=False
     ) as staging:
         with stages("weights"):
-            shared = kind.share_weights(
-                model, best, options.weights.source, model_folder, staging, options.weights.weights
-            )
+            shared = kind.share_weights(request, best, staging)
 
         def exported(form: Sequence[ModelPart]) -> PackageResult:
             results, seconds, notes = _export_each(kind, form, name, shared, options, staging, stages)
@@ -136,9 +134,9 @@ def export_package(
             places = {file.path.relative_to(staging).as_posix() for part in form for file in shared[part.name].files}
             manifest = kind.completed(_manifest(kind, form, results, sorted(places)), model, form, results)
             with stages(kind.does or "comparison"):
-                notes += check_package(kind, model, manifest, staging, model_folder, results, user_inputs, options)
+                notes += check_package(kind, request, manifest, staging, results)
             notes += [f"{part.name}: {note}" for part in form for note in part.notes]
-            notes += kind.write_layouts(model, model_folder, staging, manifest, form)
+            notes += kind.write_layouts(request, staging, manifest, form)
             write_manifest(manifest, staging)
             written = {file.relative_to(staging): file.stat() for file in staging.rglob("*") if file.is_file()}
             heavy = {written[Path(file)].st_ino: written[Path(file)].st_size for file in manifest.weights}

@@ -11,6 +11,7 @@ import importlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -20,7 +21,7 @@ from modelexport.core.text import first_few, suggest
 from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import InputsError, ToolWarning, UsageError
 from modelexport.exporting.export_result import ExportResult
-from modelexport.exporting.options import PackageOptions
+from modelexport.exporting.options import Options, PackageOptions
 from modelexport.files.named_models import named_folder
 from modelexport.files.safetensors_files import INDEX, SINGLE
 from modelexport.format.package_manifest import Manifest
@@ -32,7 +33,6 @@ from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.tools import kinds_of_tools
-from modelexport.weights import WeightsMode
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
@@ -44,6 +44,22 @@ Loads = Literal["memory", "files", "auto"]
 Takes = Literal["arguments", "nothing", "sizes", "inputs"]
 """What a model is given for an example run: the arguments of a pipeline; nothing; only the sizes of images, where the
 other inputs are made; or inputs."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model that becomes a package, and what a caller asked for."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any] | Sequence[Any] | None
+    directory: Path | None
+    """The model's folder."""
+    options: Options
+
+    @property
+    def named_inputs(self) -> Mapping[str, Any] | None:
+        """The inputs, if they have names."""
+        return self.inputs if isinstance(self.inputs, Mapping) else None
 
 
 class PackageKind:
@@ -107,40 +123,27 @@ class PackageKind:
         if asked.static_cache is not None or asked.separate_prefill:
             raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
 
-    def forms(
-        self,
-        model: nn.Module,
-        asked: PackageOptions,
-        inputs: Mapping[str, Any] | Sequence[Any] | None,
-        weights: Weights | None,
-        directory: Path | None,
-    ) -> Iterable[list[ModelPart]]:
+    def forms(self, request: Request) -> Iterable[list[ModelPart]]:
         """The forms that the parts of a model may have, the best first. Each is made when it is asked for."""
+        inputs = request.inputs
         if inputs is None:
             from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
-            inputs = generate_inputs(model, directory=directory)
-        return [[ModelPart("model", model, inputs)]]
+            inputs = generate_inputs(request.model, directory=request.directory)
+        return [[ModelPart("model", request.model, inputs)]]
 
     def example_inputs(self, model: nn.Module) -> Any:
         """Example inputs of a model that needs others than :func:`generate_inputs` makes; ``None`` otherwise."""
         return None
 
-    def share_weights(
-        self,
-        model: nn.Module,
-        parts: Sequence[ModelPart],
-        source: Weights | None,
-        directory: Path | None,
-        folder: Path,
-        mode: WeightsMode,
-    ) -> Mapping[str, Weights]:
+    def share_weights(self, request: Request, parts: Sequence[ModelPart], folder: Path) -> Mapping[str, Weights]:
         """Write or link the weights of all parts into the folder, once.
 
         Returns:
             Name of a part to the places of the entries that it uses.
         """
-        weights = share_weights(model, source, folder, mode)
+        asked = request.options.weights
+        weights = share_weights(request.model, asked.source, folder, asked.weights)
         return defaultdict(lambda: weights)
 
     def name_values(self, exported: Exported) -> Exported:
@@ -153,15 +156,7 @@ class PackageKind:
         """The manifest with what this kind adds to it."""
         return manifest
 
-    def find_fault(
-        self,
-        model: nn.Module,
-        manifest: Manifest,
-        folder: Path,
-        directory: Path | None,
-        user_inputs: Mapping[str, Any] | None,
-        notes: list[str],
-    ) -> str:
+    def find_fault(self, request: Request, manifest: Manifest, folder: Path, notes: list[str]) -> str:
         """What the parts compute otherwise than the library that runs the model, on other batches; empty if nothing.
 
         It is called only where ``does`` is set.
@@ -172,14 +167,14 @@ class PackageKind:
         return ""
 
     def write_layouts(
-        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+        self, request: Request, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
     ) -> list[str]:
         """Write the files that other loaders need beside the graphs.
 
         Returns:
             The files that could not be written and why, one line each.
         """
-        write_configs_and_tokenizers(model, directory, folder, manifest)
+        write_configs_and_tokenizers(request.model, request.directory, folder, manifest)
         return []
 
     def inputs_for_verification(

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from modelexport.core.text import error_line
 from modelexport.errors import CheckError, ModelExportError
 from modelexport.exporting.export_result import ExportResult
-from modelexport.exporting.options import Options
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.model_parts import with_weights
-from modelexport.packages.package_kinds import PackageKind
+from modelexport.packages.package_kinds import PackageKind, Request
 
 _NOT_RUN = ("loading", "running")
 """The steps of a check that show that a part does not run here."""
 
 
 def check_package(
-    kind: PackageKind,
-    model: nn.Module,
-    manifest: Manifest,
-    folder: Path,
-    directory: Path | None,
-    results: Mapping[str, ExportResult],
-    user_inputs: Mapping[str, Any] | None,
-    options: Options,
+    kind: PackageKind, request: Request, manifest: Manifest, folder: Path, results: Mapping[str, ExportResult]
 ) -> list[str]:
     """Run the parts on other batches than that of the export, and compare with the library, if its kind can.
 
@@ -53,13 +42,13 @@ def check_package(
         problem = f"the package does not {kind.does} what the model does"
         uncalled = [{check.path for check in each.hierarchy.modules if not check.calls} for each in results.values()]
         try:
-            with with_weights(model, options.weights.lent, set[str].intersection(*uncalled)):
-                fault = kind.find_fault(model, manifest, folder, directory, user_inputs, notes)
+            with with_weights(request.model, request.options.weights.lent, set[str].intersection(*uncalled)):
+                fault = kind.find_fault(request, manifest, folder, notes)
         except ModelExportError as error:
             fault = error_line(error)
     if not fault:
         return notes
-    if options.checks.keep_anyway:
+    if request.options.checks.keep_anyway:
         return [*notes, f"{problem}: {fault}"]
     raise CheckError(
         f"{problem}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless",

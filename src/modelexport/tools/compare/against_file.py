@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import onnx_ir as ir
@@ -84,11 +84,9 @@ def verify_against(
     # What was cut out is compared with the whole, whichever of the two comes first.
     if first_file.cut is not None and second_file.cut is None:
         first_file, second_file = second_file, first_file
-    recipe_file, chosen_within = second_file.path.with_suffix(RECIPE_SUFFIX), None
-    if bound is None and recipe_file.is_file():
-        chosen_within = read_recipe(recipe_file).error_bound
     allowed = max(ALLOWED[narrowest_type(each.model)] for each in (first_file, second_file))
-    limit = next(limit for limit in (bound, chosen_within, allowed) if limit is not None)
+    of_recipe = _error_bound(second_file) if bound is None else None
+    limit = next(limit for limit in (bound, of_recipe, allowed) if limit is not None)
     check_bound(limit)
     cut = second_file.cut if first_file.cut is None else None
     if cut is None and _ends(first_file) != _ends(second_file):
@@ -104,19 +102,58 @@ def verify_against(
     # A call that was cut out does not take the inputs of the whole.
     sizes = sizes_of_other(first_file, second_file, {}) if cut is None and data is None else {}
     runs, source = _inputs(first_file, sizes, provider, seed, data, processor)
-    if cut is None:
-        fitting = [_fit(each, second_file) for each in runs]
-        expected = _ran(first_file, runs, provider, unsigned_copy(first_file.model) if provider == CPU else None)
-    else:
-        around = [_around(first_file, each, cut, second_file) for each in runs]
-        fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
     comparison = OutputComparison(first_file, second_file, provider, allowed)
-    variants, notes = _outputs_of_second(second_file, fitting, provider)
+    measured = _measured(comparison, runs, cut, pairs, of_data=data is not None)
+    calls = list(_calls(first_file, second_file, pairs, measured.end_to_end, measured.per_module, chosen))
+    judged = [loss.difference.name for loss in measured.outputs if bound is not None]
+    if of_recipe is not None:  # of the output that the methods were chosen by
+        judged = [loss.difference.name for loss in measured.outputs if loss.norm is not None][:1]
+    beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > limit}
+    return AgainstReport(
+        outputs=measured.outputs,
+        calls=calls,
+        inputs=source,
+        provider=provider,
+        bound=limit,
+        judged=judged,
+        notes=measured.notes,
+        first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
+        cause=measured.cause,
+    )
+
+
+class _Measured(NamedTuple):
+    """The losses of the outputs in all runs, and of values in the run in which an output is off worst."""
+
+    outputs: list[Loss]
+    end_to_end: dict[ir.Value, Loss]
+    per_module: dict[ir.Value, Loss]
+    notes: list[str]
+    cause: str
+
+
+def _measured(
+    comparison: OutputComparison,
+    runs: Sequence[Mapping[str, Any]],
+    cut: CutRecord | None,
+    pairs: Mapping[ir.Value, ir.Value],
+    *,
+    of_data: bool,
+) -> _Measured:
+    """Run both files, and measure what the second one loses."""
+    first, second, provider, allowed = comparison.first, comparison.second, comparison.provider, comparison.allowed
+    if cut is None:
+        fitting = [_fit(each, second) for each in runs]
+        expected = _ran(first, runs, provider, unsigned_copy(first.model) if provider == CPU else None)
+    else:
+        around = [_around(first, each, cut, second) for each in runs]
+        fitting, expected = [taken for taken, _ in around], [returned for _, returned in around]
+    variants, notes = _outputs_of_second(second, fitting, provider)
     ran = RunOutputs(expected, variants[0])
     compared = comparison.worse_losses(expected, variants)
     worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
     by_nodes, right = comparison.node_by_node(runs[worst], fitting[worst], pairs)
-    alone = run_node_by_node(second_file.model, fitting[worst], right, drawn=by_nodes[0].drawn, replaced=right)
+    alone = run_node_by_node(second.model, fitting[worst], right, drawn=by_nodes[0].drawn, replaced=right)
     end_to_end, per_module = (
         {v: measure_loss(v.name or "", right[v], run.arrays[v], allowed) for v in run.arrays if v not in run.unlike}
         for run in (by_nodes[1], alone)
@@ -125,30 +162,20 @@ def verify_against(
     worse = comparison.worse_losses(to_compare.expected, [to_compare.actual, *variants[1:]])
     compared = [comparison.with_same_numbers(losses, by_nodes) for losses in worse]
     notes += [*to_compare.notes, *comparison.notes_on_exactness(to_compare.expected, variants)]
-    outputs, in_run = _of_all_runs(compared, of_data=data is not None), compared[worst]
-    ends = second_file.model.graph.outputs
+    ends, in_run = second.model.graph.outputs, compared[worst]
     without_sequences = len(ends) == len(in_run)
     for value, loss in zip(ends, in_run, strict=True) if without_sequences else ():
         # Rounding in a run node by node adds up otherwise than in a session.
         if loss.difference.status == "agree" and value in end_to_end:
             for losses in (end_to_end, per_module):
                 losses[value] = min(losses.get(value, loss), loss, key=weight_of)
-    calls = list(_calls(first_file, second_file, pairs, end_to_end, per_module, chosen))
-    judged = [loss.difference.name for loss in outputs if bound is not None]
-    if chosen_within is not None:  # of the output that the methods were chosen by
-        judged = [loss.difference.name for loss in outputs if loss.norm is not None][:1]
-    beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > limit}
-    return AgainstReport(
-        outputs=outputs,
-        calls=calls,
-        inputs=source,
-        provider=provider,
-        bound=limit,
-        judged=judged,
-        notes=notes,
-        first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
-        cause=to_compare.cause,
-    )
+    return _Measured(_of_all_runs(compared, of_data=of_data), end_to_end, per_module, notes, to_compare.cause)
+
+
+def _error_bound(tagged: TaggedFile) -> float | None:
+    """The bound within which the methods of a file were chosen, by the recipe beside it."""
+    recipe_file = tagged.path.with_suffix(RECIPE_SUFFIX)
+    return read_recipe(recipe_file).error_bound if recipe_file.is_file() else None
 
 
 def _ends(tagged: TaggedFile) -> tuple[list[str | None], list[str | None]]:

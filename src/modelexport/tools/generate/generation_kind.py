@@ -17,7 +17,7 @@ from modelexport.format.package_manifest import Manifest, Rows
 from modelexport.packages.configs_and_tokenizers import write_json
 from modelexport.packages.generation_loop import STEPWISE, generation_of
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.package_kinds import PackageKind
+from modelexport.packages.package_kinds import PackageKind, Request
 from modelexport.tagged.package import Package
 from modelexport.tools.generate.cache_names import name_generation
 from modelexport.tools.generate.genai_config import GENAI_CONFIG, GenaiError, make_genai_config, settings_of_generate
@@ -27,7 +27,6 @@ from modelexport.tools.generate.observed_state import restart_length
 from modelexport.tools.generate.prompts import example_prompts
 from modelexport.tools.generate.report_text import format_generation
 from modelexport.tools.generate.verify_by_generation import GenerationReport, generation_fault, verify_generation
-from modelexport.weights.bytes_of_entries import Weights
 
 
 class GenerationKind(PackageKind):
@@ -47,15 +46,11 @@ class GenerationKind(PackageKind):
     def check_options(self, asked: PackageOptions) -> None:
         """All options of packages are for this kind."""
 
-    def forms(
-        self,
-        model: nn.Module,
-        asked: PackageOptions,
-        inputs: Mapping[str, Any] | Sequence[Any] | None,
-        weights: Weights | None,
-        directory: Path | None,
-    ) -> Iterable[list[ModelPart]]:
-        return generation_forms(model, asked, inputs if isinstance(inputs, Mapping) else None, weights, directory)
+    def forms(self, request: Request) -> Iterable[list[ModelPart]]:
+        options = request.options
+        return generation_forms(
+            request.model, options.package, request.named_inputs, options.weights.to_check, request.directory
+        )
 
     def name_values(self, exported: Exported) -> Exported:
         return name_generation(exported)
@@ -67,27 +62,21 @@ class GenerationKind(PackageKind):
         documents = {part.name: results[part.name].hierarchy for part in parts}
         return msgspec.structs.replace(manifest, generation=generation_of(documents, rows, restart_length(model)))
 
-    def find_fault(
-        self,
-        model: nn.Module,
-        manifest: Manifest,
-        folder: Path,
-        directory: Path | None,
-        user_inputs: Mapping[str, Any] | None,
-        notes: list[str],
-    ) -> str:
-        return "" if manifest.generation is None else generation_fault(model, manifest, folder, user_inputs)
+    def find_fault(self, request: Request, manifest: Manifest, folder: Path, notes: list[str]) -> str:
+        if manifest.generation is None:
+            return ""
+        return generation_fault(request.model, manifest, folder, request.named_inputs)
 
     def write_layouts(
-        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+        self, request: Request, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
     ) -> list[str]:
-        notes = super().write_layouts(model, directory, folder, manifest, parts)
-        generated: Any = model
+        notes = super().write_layouts(request, folder, manifest, parts)
+        generated: Any = request.model
         with collected():
             generated.generation_config.save_pretrained(folder)
         try:
             positions: Any = next((part.model.forward for part in parts if part.name == POSITIONS), None)
-            content, of_genai = make_genai_config(model, folder, manifest, getattr(positions, "func", None))
+            content, of_genai = make_genai_config(request.model, folder, manifest, getattr(positions, "func", None))
             write_json(folder / GENAI_CONFIG, content)
             notes += of_genai
         except GenaiError as reason:

@@ -16,18 +16,16 @@ from torch import nn
 from modelexport.capture.exported_graph import Exported
 from modelexport.errors import UsageError
 from modelexport.exporting.export_result import ExportResult
-from modelexport.exporting.options import PackageOptions
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.format.package_manifest import Manifest, PartEntry
 from modelexport.packages.input_and_axis_names import plain_names
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.named_parts import Part, PartLike, as_part, method_name, named_parts
-from modelexport.packages.package_kinds import PackageKind, verify_parts
+from modelexport.packages.package_kinds import PackageKind, Request, verify_parts
 from modelexport.packages.part_runs import compare_chain, compare_steps, first_fault, state_of
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.tagged.package import Package
 from modelexport.tools.named_parts.named_parts_report import NamedPartsReport, format_named_parts
-from modelexport.weights.bytes_of_entries import Weights
 
 INPUTS = "inputs.safetensors"
 """The file of a package with the example inputs of its parts, with which ``verify`` runs them."""
@@ -59,17 +57,10 @@ class NamedPartsKind(PackageKind):
     def with_parts(self, parts: Mapping[str, PartLike]) -> PackageKind:
         return NamedPartsKind(parts)
 
-    def forms(
-        self,
-        model: nn.Module,
-        asked: PackageOptions,
-        inputs: Mapping[str, Any] | Sequence[Any] | None,
-        weights: Weights | None,
-        directory: Path | None,
-    ) -> Iterable[list[ModelPart]]:
+    def forms(self, request: Request) -> Iterable[list[ModelPart]]:
         if not self.parts:
             raise UsageError("no part is named: give --part NAME=METHOD, or parts={NAME: METHOD}")
-        return [[*named_parts(model, self.with_inputs(inputs).parts, directory)]]
+        return [[*named_parts(request.model, self.with_inputs(request.inputs).parts, request.directory)]]
 
     def with_inputs(self, inputs: Any) -> NamedPartsKind:
         """This kind with example inputs that a caller gave by part: tensors, descriptions of them, or whole parts."""
@@ -109,7 +100,7 @@ class NamedPartsKind(PackageKind):
         return msgspec.structs.replace(manifest, parts=entries)
 
     def write_layouts(
-        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+        self, request: Request, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
     ) -> list[str]:
         tensors = {
             f"{part.name}{_IN}{name}": tensor.clone(memory_format=torch.contiguous_format)
@@ -118,18 +109,10 @@ class NamedPartsKind(PackageKind):
             if name not in part.taken
         }
         save_file(tensors, folder / INPUTS)
-        return super().write_layouts(model, directory, folder, manifest, parts)
+        return super().write_layouts(request, folder, manifest, parts)
 
-    def find_fault(
-        self,
-        model: nn.Module,
-        manifest: Manifest,
-        folder: Path,
-        directory: Path | None,
-        user_inputs: Mapping[str, Any] | None,
-        notes: list[str],
-    ) -> str:
-        parts = [*named_parts(model, self.with_inputs(user_inputs).parts, directory)]
+    def find_fault(self, request: Request, manifest: Manifest, folder: Path, notes: list[str]) -> str:
+        parts = [*named_parts(request.model, self.with_inputs(request.named_inputs).parts, request.directory)]
         files = {entry.name: folder / entry.file for entry in manifest.parts}
         pairs = {e.name: [f"{output} as {taken}" for output, taken in e.state.items()] for e in manifest.parts}
         notes += [f"{name} takes again: {', '.join(texts)}" for name, texts in pairs.items() if texts]

@@ -9,12 +9,11 @@ from typing import Any
 from torch import nn
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.options import PackageOptions
 from modelexport.files.named_models import named_folder
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.input_and_axis_names import name_axes_by_input
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.package_kinds import Loads, PackageKind
+from modelexport.packages.package_kinds import Loads, PackageKind, Request
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.tagged.package import Package
 from modelexport.tools.pipelines.component_weights import share_components
@@ -30,7 +29,6 @@ from modelexport.tools.pipelines.diffusion_parts import diffusion_parts, model_p
 from modelexport.tools.pipelines.observed_calls import observe_example
 from modelexport.tools.pipelines.report_text import format_pipeline
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport, verify_pipeline
-from modelexport.weights import WeightsMode
 from modelexport.weights.bytes_of_entries import Weights
 
 
@@ -56,36 +54,23 @@ class DiffusionKind(PackageKind):
     def accepts(self, model: nn.Module) -> bool:
         return isinstance(model, PipelineModules)
 
-    def forms(
-        self,
-        model: nn.Module,
-        asked: PackageOptions,
-        inputs: Mapping[str, Any] | Sequence[Any] | None,
-        weights: Weights | None,
-        directory: Path | None,
-    ) -> Iterable[list[ModelPart]]:
+    def forms(self, request: Request) -> Iterable[list[ModelPart]]:
+        model = request.model
         assert isinstance(model, PipelineModules)
-        observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
+        observed, _ = observe_example(model, request.named_inputs, steps=2)
         return [model_parts(model, diffusion_parts(model, observed), observed.inside)]
 
-    def share_weights(
-        self,
-        model: nn.Module,
-        parts: Sequence[ModelPart],
-        source: Weights | None,
-        directory: Path | None,
-        folder: Path,
-        mode: WeightsMode,
-    ) -> Mapping[str, Weights]:
-        return share_components(parts, directory, folder, mode)
+    def share_weights(self, request: Request, parts: Sequence[ModelPart], folder: Path) -> Mapping[str, Weights]:
+        return share_components(parts, request.directory, folder, request.options.weights.weights)
 
     def name_values(self, exported: Exported) -> Exported:
         return name_axes_by_input(exported)
 
     def write_layouts(
-        self, model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+        self, request: Request, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
     ) -> list[str]:
-        write_diffusers_layout(model.pipeline, folder, parts)
+        assert isinstance(request.model, PipelineModules)
+        write_diffusers_layout(request.model.pipeline, folder, parts)
         return []
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PipelineReport:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.options import PackageOptions
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.input_and_axis_names import name_axes_by_input
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.package_kinds import Loads, PackageKind, verify_parts
+from modelexport.packages.package_kinds import Loads, PackageKind, Request, verify_parts
 from modelexport.packages.part_reports import PartReports
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.tagged.package import Package
@@ -25,7 +24,6 @@ from modelexport.tools.sentences.sentence_pipelines import (
     pipeline_folder,
     pipeline_parts,
 )
-from modelexport.weights.bytes_of_entries import Weights
 
 
 class SentenceKind(PackageKind):
@@ -49,16 +47,9 @@ class SentenceKind(PackageKind):
     def accepts(self, model: nn.Module) -> bool:
         return isinstance(model, SentencePipeline)
 
-    def forms(
-        self,
-        model: nn.Module,
-        asked: PackageOptions,
-        inputs: Mapping[str, Any] | Sequence[Any] | None,
-        weights: Weights | None,
-        directory: Path | None,
-    ) -> Iterable[list[ModelPart]]:
-        assert isinstance(model, SentencePipeline)
-        return [pipeline_parts(model)]
+    def forms(self, request: Request) -> Iterable[list[ModelPart]]:
+        assert isinstance(request.model, SentencePipeline)
+        return [pipeline_parts(request.model)]
 
     def example_inputs(self, model: nn.Module) -> Any:
         assert isinstance(model, SentencePipeline)
@@ -67,17 +58,9 @@ class SentenceKind(PackageKind):
     def name_values(self, exported: Exported) -> Exported:
         return name_axes_by_input(exported)
 
-    def find_fault(
-        self,
-        model: nn.Module,
-        manifest: Manifest,
-        folder: Path,
-        directory: Path | None,
-        user_inputs: Mapping[str, Any] | None,
-        notes: list[str],
-    ) -> str:
-        assert isinstance(model, SentencePipeline)
-        return encoding_fault(model, folder / manifest.parts[0].file, notes)
+    def find_fault(self, request: Request, manifest: Manifest, folder: Path, notes: list[str]) -> str:
+        assert isinstance(request.model, SentencePipeline)
+        return encoding_fault(request.model, folder / manifest.parts[0].file, notes)
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PartReports:
         assert isinstance(model, SentencePipeline)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from modelexport.exporting.options import PackageOptions
 from modelexport.packages.model_parts import ModelPart, with_forward
-from modelexport.packages.package_kinds import PackageKind, verify_parts
+from modelexport.packages.package_kinds import PackageKind, Request, verify_parts
 from modelexport.packages.part_reports import PartReports
 from modelexport.tagged.package import Package
-from modelexport.weights.bytes_of_entries import Weights
 
 
 class AutoencoderKind(PackageKind):
@@ -26,15 +23,8 @@ class AutoencoderKind(PackageKind):
     def accepts(self, model: nn.Module) -> bool:
         return hasattr(model, "encode") and hasattr(model, "decode")
 
-    def forms(
-        self,
-        model: nn.Module,
-        asked: PackageOptions,
-        inputs: Mapping[str, Any] | Sequence[Any] | None,
-        weights: Weights | None,
-        directory: Path | None,
-    ) -> Iterable[list[ModelPart]]:
-        return [_parts(model, inputs)]
+    def forms(self, request: Request) -> Iterable[list[ModelPart]]:
+        return [_parts(request.model, request.inputs)]
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> PartReports:
         return verify_parts(_parts(model, inputs), package, **how)
