@@ -164,19 +164,8 @@ def _write(result: Any, places: tuple[Any, ...], updates: Any, reduction: str) -
 
 
 class Conv(OpRun):
-    def _run(
-        self,
-        x: Any,
-        w: Any,
-        b: Any = None,
-        auto_pad: str = "NOTSET",
-        dilations: Any = None,
-        group: int = 1,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple[Any, ...]:
-        windows = _Windows(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
+    def _run(self, x: Any, w: Any, b: Any = None, group: int = 1, **how: Any) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], **how | {"kernel_shape": w.shape[2:]})
         grouped = windows.padded(x, 0).reshape(x.shape[0], group, x.shape[1] // group, *windows.padded_sizes)
         kernels = w.reshape(group, w.shape[0] // group, *w.shape[1:])
         result = np.zeros((x.shape[0], group, kernels.shape[1], math.prod(windows.sizes)), np.result_type(x, w))
@@ -196,11 +185,11 @@ class ConvTranspose(OpRun):
         auto_pad: str = "NOTSET",
         dilations: Any = None,
         group: int = 1,
-        kernel_shape: Any = None,
         output_padding: Any = None,
         output_shape: Any = None,
         pads: Any = None,
         strides: Any = None,
+        **how: Any,
     ) -> tuple[Any, ...]:
         n = x.ndim - 2
         steps, apart, more = list(strides or [1] * n), list(dilations or [1] * n), list(output_padding or [0] * n)
@@ -232,18 +221,8 @@ class ConvTranspose(OpRun):
 
 
 class MaxPool(OpRun):
-    def _run(
-        self,
-        x: Any,
-        auto_pad: str = "NOTSET",
-        ceil_mode: int = 0,
-        dilations: Any = None,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        storage_order: int = 0,
-        strides: Any = None,
-    ) -> tuple[Any, ...]:
-        windows = _Windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil=bool(ceil_mode))
+    def _run(self, x: Any, storage_order: int = 0, **how: Any) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], **how)
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         padded = windows.padded(x, lowest)
         places = np.arange(x.size).reshape(x.shape)
@@ -265,18 +244,8 @@ class MaxPool(OpRun):
 
 
 class AveragePool(OpRun):
-    def _run(
-        self,
-        x: Any,
-        auto_pad: str = "NOTSET",
-        ceil_mode: int = 0,
-        count_include_pad: int = 0,
-        dilations: Any = None,
-        kernel_shape: Any = None,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple[Any, ...]:
-        windows = _Windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil=bool(ceil_mode))
+    def _run(self, x: Any, count_include_pad: int = 0, **how: Any) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], **how)
         inside = windows.padded(np.ones((1, 1, *x.shape[2:])), 0, explicit=float(bool(count_include_pad)))
         padded = windows.padded(x, 0)
         total = sum(padded[(..., *seen)] for _, seen in windows)
@@ -286,18 +255,8 @@ class AveragePool(OpRun):
 
 
 class LpPool(OpRun):
-    def _run(
-        self,
-        x: Any,
-        auto_pad: str = "NOTSET",
-        ceil_mode: int = 0,
-        dilations: Any = None,
-        kernel_shape: Any = None,
-        p: int = 2,
-        pads: Any = None,
-        strides: Any = None,
-    ) -> tuple[Any, ...]:
-        windows = _Windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil=bool(ceil_mode))
+    def _run(self, x: Any, p: int = 2, **how: Any) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], **how)
         padded = np.abs(windows.padded(x, 0)) ** p
         return ((sum(padded[(..., *seen)] for _, seen in windows) ** (1 / p)).astype(x.dtype),)
 
@@ -308,16 +267,15 @@ class _Windows:
     def __init__(
         self,
         sizes: Sequence[int],
-        kernel: Sequence[int],
-        strides: Sequence[int] | None,
-        dilations: Sequence[int] | None,
-        pads: Sequence[int] | None,
-        auto_pad: str,
-        *,
-        ceil: bool = False,
+        kernel_shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        dilations: Sequence[int] | None = None,
+        pads: Sequence[int] | None = None,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
     ) -> None:
         n = len(sizes)
-        self._kernel = list(kernel)
+        self._kernel = list(kernel_shape)
         self._strides, self._dilations = list(strides or [1] * n), list(dilations or [1] * n)
         spans = [(k - 1) * apart + 1 for k, apart in zip(self._kernel, self._dilations, strict=True)]
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
@@ -331,9 +289,10 @@ class _Windows:
         self._pads = list(zip(before, after, strict=True))
         rooms = [size + a + b - span for size, (a, b), span in zip(sizes, self._pads, spans, strict=True)]
         self.sizes = [
-            (-(-room // step) if ceil else room // step) + 1 for room, step in zip(rooms, self._strides, strict=True)
+            (-(-room // step) if ceil_mode else room // step) + 1
+            for room, step in zip(rooms, self._strides, strict=True)
         ]
-        if ceil:  # a window that would begin in the padding at the end is left out
+        if ceil_mode:  # a window that would begin in the padding at the end is left out
             self.sizes = [
                 out - ((out - 1) * step >= size + a)
                 for out, step, size, (a, _) in zip(self.sizes, self._strides, sizes, self._pads, strict=True)

@@ -73,18 +73,8 @@ def _recurrent(layer: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _run(
-    layer: Callable[..., Any],
-    data: Any,
-    mask: Any,
-    hx: Any,
-    params: Sequence[Any],
-    biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> Any:
+def _run(layer: Callable[..., Any], data: Any, mask: Any, hx: Any, params: Sequence[Any], *options: Any) -> Any:
+    biases, layers, _, _, bidirectional = options
     lengths = mask.sum(0)
     step = torch.arange(mask.shape[0], device=mask.device).unsqueeze(1)
     reverse = torch.where(mask, lengths - 1 - step, step)

@@ -45,23 +45,14 @@ def layer_by_layer(
     return steps, *map(torch.cat, zip(*last, strict=True))
 
 
-def projected_lstm(
-    input: Any,
-    hx: Sequence[Any],
-    params: Sequence[Any],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
+def projected_lstm(input: Any, hx: Sequence[Any], params: Sequence[Any], *options: Any) -> Any:
     """``nn.LSTM`` with ``proj_size``: torchlib takes the fifth parameter of a layer for the first of the next one.
 
     ONNX has no projection. A layer without one whose recurrent weights are those of the projected state, ``R P``, makes
     the same states before they are projected, but for the first step, whose state is given projected. Its share of that
     step comes as further columns of the input, which are zero in all other steps.
     """
+    has_biases, num_layers, _, _, bidirectional, batch_first = options
     directions = 2 if bidirectional else 1
     if len(params) == (4 if has_biases else 2) * num_layers * directions:
         return NotImplemented
@@ -103,17 +94,8 @@ def _set_width(state: Any, width: int) -> None:
 def rnn(activation: str) -> Callable[..., Any]:
     """``nn.RNN``, which torch.onnx writes step by step, for as many steps as the example has."""
 
-    def translated(
-        input: Any,
-        hx: Any,
-        params: Sequence[Any],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
+    def translated(input: Any, hx: Any, params: Sequence[Any], *options: Any) -> Any:
+        has_biases, num_layers, _, _, bidirectional, batch_first = options
         directions, each, hidden = (2 if bidirectional else 1), (4 if has_biases else 2), params[1].shape[1]
         layer_input, last = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, []
         for layer in range(num_layers):
