@@ -178,12 +178,7 @@ class PackageKind:
         return []
 
     def inputs_for_verification(
-        self,
-        model: nn.Module,
-        directory: Path | None,
-        manifest: Manifest,
-        user_inputs: Mapping[str, Any] | None,
-        seed: int,
+        self, loaded: LoadedModel, manifest: Manifest, user_inputs: Mapping[str, Any] | None, seed: int
     ) -> Any:
         """What :meth:`verify` takes if the caller gives only the sizes of images, or nothing."""
         return user_inputs

@@ -87,8 +87,9 @@ def measure_noise(
     *,
     constants: Mapping[ir.Value, Any],
     replace: Mapping[ir.Value, Any] | None = None,
-) -> dict[ir.Value, float]:
-    """How much each value changes if the constants of the file are rounded otherwise, as a share of its size.
+) -> tuple[dict[ir.Value, float], dict[ir.Value, float]]:
+    """How much each value changes, as a share of its size, if the constants of the file are rounded otherwise; and with
+    the last bits of inputs and parameters: by all of its size where a sum is zero but for rounding.
 
     An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are
     the results of nodes that only a runtime computes, in float32.
@@ -96,51 +97,32 @@ def measure_noise(
     Args:
         trace: The run to compare with, with the same ``constants`` and ``replace``.
     """
+    generator = np.random.default_rng(12)
 
-    def moved(value: ir.Value, array: Any) -> Any:
+    def rounded(value: ir.Value, array: Any) -> Any:
         unit = 0.0 if array.dtype != np.float64 or is_moved_parameter(value) else _unit(value)
         if value.dtype is ir.DataType.DOUBLE and run.rounds_numbers and array.size == 1 and _meets_tensors(value):
             unit = UNITS["float32"]  # PyTorch's run has it rounded, if it is a number of Python
         # Equal constants are rounded alike: those of one product must not cancel.
-        generator = np.random.default_rng(zlib.crc32(array.tobytes()))
-        return nudge(array, unit, generator) if unit else array
-
-    return _changes(
-        trace, trace_file(run.nudged(), inputs, reference, replace=replace, constants=constants, change=moved)
-    )
-
-
-def _meets_tensors(value: ir.Value) -> bool:
-    return any(output.shape is None or len(output.shape) for user, _ in value.uses() for output in user.outputs)
-
-
-def measure_rounding(
-    run: FileRun,
-    inputs: Mapping[str, Any],
-    reference: Trace,
-    trace: FileTrace,
-    *,
-    constants: Mapping[ir.Value, Any],
-    replace: Mapping[ir.Value, Any] | None = None,
-) -> dict[ir.Value, float]:
-    """How much each value changes with the last bits of inputs and parameters, as a share of its size: all of it where
-    a sum is zero but for rounding.
-
-    Args:
-        trace: The run to compare with, with the same ``constants`` and ``replace``.
-    """
-    generator = np.random.default_rng(12)
+        alike = np.random.default_rng(zlib.crc32(array.tobytes()))
+        return nudge(array, unit, alike) if unit else array
 
     def moved(array: Any) -> Any:
         wide = run.widened(np.asarray(array))
         return wide * (1 + generator.choice([-1, 1], wide.shape) * 2.0**-52) if wide.dtype == np.float64 else array
 
-    def change(value: ir.Value, array: Any) -> Any:
+    def moved_parameter(value: ir.Value, array: Any) -> Any:
         return moved(array) if is_moved_parameter(value) else array
 
+    noisy = trace_file(run.nudged(), inputs, reference, replace=replace, constants=constants, change=rounded)
     inputs = {name: moved(array) for name, array in inputs.items()}
-    constants = {value: change(value, array) for value, array in constants.items()}
-    return _changes(trace, trace_file(run, inputs, reference, replace=replace, constants=constants, change=change))
+    constants = {value: moved_parameter(value, array) for value, array in constants.items()}
+    last_bits = trace_file(run, inputs, reference, replace=replace, constants=constants, change=moved_parameter)
+    return _changes(trace, noisy), _changes(trace, last_bits)
+
+
+def _meets_tensors(value: ir.Value) -> bool:
+    return any(output.shape is None or len(output.shape) for user, _ in value.uses() for output in user.outputs)
 
 
 def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:

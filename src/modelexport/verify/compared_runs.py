@@ -14,7 +14,7 @@ from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.file_trace import FileTrace, exact_constants, measure_noise, measure_rounding, trace_file
+from modelexport.traces.file_trace import FileTrace, exact_constants, measure_noise, trace_file
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.outputs_of_two_files import RANDOM
 from modelexport.traces.trace import SeenTensor, Trace
@@ -92,12 +92,8 @@ def _compare(
     def traced(pairs: Pairs) -> FileTrace:
         return trace_file(run, inputs, reference, constants=constants, replace=replacements(pairs))
 
-    def measured(at: FileTrace, pairs: Pairs) -> list[dict[ir.Value, float]]:
-        replace = replacements(pairs)
-        return [
-            measure(run, inputs, reference, at, constants=constants, replace=replace)
-            for measure in (measure_noise, measure_rounding)
-        ]
+    def measured(at: FileTrace, pairs: Pairs) -> tuple[dict[ir.Value, float], dict[ir.Value, float]]:
+        return measure_noise(run, inputs, reference, at, constants=constants, replace=replacements(pairs))
 
     def compared(matches: Matches) -> Compared:
         pairs, again = find_wrong_values(

@@ -258,7 +258,7 @@ def _package(folder: Path, choice: ModelChoice, provider: str, extent: Extent, *
     loaded, example = load_to_verify(choice, package.manifest.kind, stages)
     kind = kind_of_package(package, loaded.model)
     if kind.takes == "sizes":
-        example = kind.inputs_for_verification(loaded.model, loaded.directory, package.manifest, example, seed)
+        example = kind.inputs_for_verification(loaded, package.manifest, example, seed)
     with stages(kind.does or "verify"):
         report = verify_package(
             loaded.model, example, package, provider=provider, new_tokens=extent.new_tokens, steps=extent.steps,

@@ -18,6 +18,7 @@ from modelexport.packages.configs_and_tokenizers import write_json
 from modelexport.packages.generation_loop import STEPWISE, generation_of
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import PackageKind, Request
+from modelexport.pytorch.loading import LoadedModel
 from modelexport.tagged.package import Package
 from modelexport.tools.generate.cache_names import name_generation
 from modelexport.tools.generate.genai_config import GENAI_CONFIG, GenaiError, make_genai_config, settings_of_generate
@@ -89,14 +90,9 @@ class GenerationKind(PackageKind):
         return notes
 
     def inputs_for_verification(
-        self,
-        model: nn.Module,
-        directory: Path | None,
-        manifest: Manifest,
-        user_inputs: Mapping[str, Any] | None,
-        seed: int,
+        self, loaded: LoadedModel, manifest: Manifest, user_inputs: Mapping[str, Any] | None, seed: int
     ) -> Any:
-        return example_prompts(model, directory, seed=seed, user_inputs=user_inputs, manifest=manifest)
+        return example_prompts(loaded.model, loaded.directory, seed=seed, user_inputs=user_inputs, manifest=manifest)
 
     def verify(self, model: nn.Module, inputs: Any, package: Package, **how: Any) -> GenerationReport:
         prompts = inputs or example_prompts(model, None, manifest=package.manifest)
