@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,6 +19,7 @@ from commands import run
 from decoders import SMALL
 from exports import Shared
 from modelexport.pytorch.loading import load_model
+from pictures import plant_a_fault
 from test_docs import BLOCK, ROOT
 
 STAND_IN = re.compile(r"^(./)?([A-Z_]+)(\.onnx|/)?$")
@@ -39,15 +39,6 @@ def other_weights() -> None:
         {name: torch.rand_like(x) if x.is_floating_point() else x for name, x in state.items()}, "other.safetensors"
     )
     shutil.copy("other.safetensors", "new.safetensors")
-
-
-def faulty() -> None:
-    """The first exact Gelu becomes its approximation by tanh."""
-    model = onnx.load("bert.onnx")
-    gelu = next(node for node in model.graph.node if node.op_type == "Gelu")
-    del gelu.attribute[:]
-    gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
-    onnx.save(model, "faulty.onnx")
 
 
 def ordinary_export() -> None:
@@ -137,7 +128,7 @@ PAGES = [
     Page("more-than-forward", without=["export clip.py", "export net.py", "method=track"]),
     Page("export", [model_of_sequences], bert_tiny),
     Page("retag"),
-    Page("verify", [faulty], bert_tiny, fails=["verify faulty.onnx"], without=["report = "]),
+    Page("verify", [plant_a_fault], bert_tiny, fails=["verify faulty.onnx"], without=["report = "]),
     Page("adopt", [ordinary_export], bert_tiny),
     Page("hierarchy", names=bert_tiny),
     Page("internals", names=bert_tiny),
