@@ -25,9 +25,8 @@ from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
 from modelexport.packages.generation_loop import BATCH
 from modelexport.packages.input_and_axis_names import name_axes_of_part
-from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.model_parts import ModelPart, with_weights
 from modelexport.packages.package_kinds import AUTO, PackageKind, Request, as_module, kind_of
-from modelexport.packages.verify_before_writing import check_package
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -179,6 +178,50 @@ def first_form_that_passes(
             raise
     assert wrong is not None
     raise wrong
+
+
+_NOT_RUN = ("loading", "running")
+"""The steps of a check that show that a part does not run here."""
+
+
+def check_package(
+    kind: PackageKind, request: Request, manifest: Manifest, folder: Path, results: Mapping[str, ExportResult]
+) -> list[str]:
+    """Run the parts on other batches than that of the export, and compare with the library, if its kind can.
+
+    Args:
+        results: The export of each part. Where one was not to be checked, or has no weights here, nothing is run.
+
+    Returns:
+        Notes, a line each.
+
+    Raises:
+        CheckError: The package computes something else, and is not kept anyway.
+    """
+    if not kind.does:
+        return []
+    notes: list[str] = []
+    checks = {name: result.check for name, result in results.items()}
+    fault = next((f"{name}: {check.reason}" for name, check in checks.items() if check and check.step in _NOT_RUN), "")
+    problem = f"the package cannot run {kind.example} here"
+    if not fault:
+        if any(check is None or check.status != "passed" for check in checks.values()):
+            return []
+        problem = f"the package does not {kind.does} what the model does"
+        uncalled = [{check.path for check in each.hierarchy.modules if not check.calls} for each in results.values()]
+        try:
+            with with_weights(request.model, request.options.weights.lent, set[str].intersection(*uncalled)):
+                fault = kind.find_fault(request, manifest, folder, notes)
+        except ModelExportError as error:
+            fault = error_line(error)
+    if not fault:
+        return notes
+    if request.options.checks.keep_anyway:
+        return [*notes, f"{problem}: {fault}"]
+    raise CheckError(
+        f"{problem}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless",
+        reason=fault,
+    )
 
 
 def _export_each(

@@ -9,17 +9,20 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural
-from modelexport.errors import UsageError
+from modelexport.errors import RunError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format.dtypes import LARGEST_FLOAT16
+from modelexport.graph.copies import copy_of
+from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of, place_of
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.runner_process import RunnerProcess
+from modelexport.runtime.runner_process import RunnerProcess, write_for_runner
 from modelexport.tables import columns
 from modelexport.tables.columns import Column, Figure, Kind
 from modelexport.tables.html_page import Page, Section
@@ -28,7 +31,6 @@ from modelexport.tables.page_graph import type_text
 from modelexport.tables.table import By, NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.tools.figures.values_on_device import values_there
 from modelexport.traces.calibration_data import RunInputs, given_runs
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.value_ranges import BFLOAT16, Origin, ValueRange, ValueRanges, measure_values
@@ -289,3 +291,22 @@ def _call_of(value: ir.Value) -> ModuleCall | None:
 def _call_address(value: ir.Value) -> str | None:
     call = _call_of(value)
     return None if call is None else call.address
+
+
+def values_there(model: ir.Model, process: RunnerProcess, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of the tensors that the nodes of the main graph compute, to their arrays.
+
+    Raises:
+        RunError: The device does not run the model.
+    """
+    copy = copy_of(model)
+    fill_types(copy)
+    computed = [value for node in copy.graph if node.op_type != "Constant" for value in node.outputs if value.name]
+    copy.graph.outputs[:] = [v for v in computed if isinstance(v.type, ir.TensorType) and v.dtype is not None]
+    names = dict.fromkeys(value.name or "" for value in copy.graph.outputs)
+    folder = process.folder
+    written = write_for_runner(copy, feeds, names, folder, name="values", stem=f"values_{process.measured}")
+    result = process.run_model(folder, written)
+    if result.status != "ran":
+        raise RunError(f"the file does not run on {process.device}: {result.message}")
+    return {output["name"]: np.load(folder / output["save"]) for output in written["outputs"]}

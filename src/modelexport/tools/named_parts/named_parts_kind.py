@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from modelexport.capture.exported_graph import Exported
+from modelexport.core.text import align, plural
 from modelexport.errors import UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.requested_names import RequestedNames
@@ -22,14 +23,49 @@ from modelexport.packages.input_and_axis_names import plain_names
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.named_parts import Part, PartLike, as_part, method_name, named_parts
 from modelexport.packages.package_kinds import PackageKind, Request, verify_parts
-from modelexport.packages.part_runs import compare_chain, compare_steps, first_fault, state_of
+from modelexport.packages.part_reports import PartReports
+from modelexport.packages.part_runs import PartRun, compare_chain, compare_steps, first_fault, state_of
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.tagged.package import Package
-from modelexport.tools.named_parts.named_parts_report import NamedPartsReport, format_named_parts
+from modelexport.terminal.printing import format_headings
+from modelexport.terminal.show_verification import format_verify
+from modelexport.traces.array_differences import worst
 
 INPUTS = "inputs.safetensors"
 """The file of a package with the example inputs of its parts, with which ``verify`` runs them."""
 _IN = "/"
+
+
+class NamedPartsReport(PartReports, frozen=True, kw_only=True):
+    """The comparison of a package of named parts with its model."""
+
+    runs: list[PartRun]
+    """The parts one after the other, then each part with a state over several steps."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every part agrees, and every output of every run."""
+        outputs = [output for run in self.runs for output in run.outputs]
+        compared = any(output.status == "agree" for output in outputs)
+        return compared and all(report.agrees for report in self.parts.values()) and not self._wrong
+
+    @property
+    def _wrong(self) -> list[str]:
+        return [run.part for run in self.runs for output in run.outputs if output.status == "differ"]
+
+
+def format_named_parts(report: NamedPartsReport) -> str:
+    """Each part as ``verify`` shows a file, a line for each run, and a summary."""
+    rows: list[tuple[object, ...]] = [("PART", "INPUTS", "STEP", "STATUS", "LARGEST ERROR", "")]
+    for run in report.runs:
+        most = worst(run.outputs)
+        if most is not None:
+            error = f"{most.relative or 0:.1e}"
+            rows.append((run.part, run.sequence, run.step, most.status, error, most.reason))
+    right = sum(all(output.status != "differ" for output in run.outputs) for run in report.runs)
+    summary = f"{right} of {plural(len(report.runs), 'run')} of the parts in turn return what PyTorch returns"
+    parts = format_headings({name: format_verify(part) for name, part in report.parts.items()})
+    return "\n".join([parts, "", align(rows, right={2, 4}), summary])
 
 
 class NamedPartsKind(PackageKind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from modelexport.capture.exported_graph import Exported
+from modelexport.core.collected_messages import collected
 from modelexport.files.named_models import named_folder
 from modelexport.format.package_manifest import Manifest
+from modelexport.packages.configs_and_tokenizers import write_json
 from modelexport.packages.input_and_axis_names import name_axes_by_input
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import Loads, PackageKind, Request
@@ -24,7 +27,6 @@ from modelexport.tools.pipelines.components_module import (
     is_diffusion_pipeline,
     load_diffusion,
 )
-from modelexport.tools.pipelines.diffusers_layout import write_diffusers_layout
 from modelexport.tools.pipelines.diffusion_parts import diffusion_parts, model_parts
 from modelexport.tools.pipelines.observed_calls import observe_example
 from modelexport.tools.pipelines.report_text import format_pipeline
@@ -78,6 +80,26 @@ class DiffusionKind(PackageKind):
 
     def text_of_report(self, report: Any) -> str:
         return format_pipeline(report)
+
+
+def write_diffusers_layout(pipeline: Any, folder: Path, parts: Sequence[ModelPart]) -> None:
+    """The layout of diffusers: its index, the configuration of each part's model, tokenizers, schedulers, ..."""
+    with collected():
+        pipeline.save_config(folder)
+        for part in parts:
+            component = pipeline.components[part.module]
+            config = component if hasattr(component, "save_config") else component.config
+            save = getattr(config, "save_config", None) or config.save_pretrained
+            save((folder / part.path).parent)
+        modules = {part.module for part in parts}
+        missing: list[str] = []
+        for name, component in pipeline.components.items():
+            if hasattr(component, "state_dict") and hasattr(component, "forward"):
+                missing += [name] if name not in modules else []
+            elif hasattr(component, "save_pretrained"):
+                component.save_pretrained(folder / name)
+    index = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8"))
+    write_json(folder / MODEL_INDEX, index | {name: [None, None] for name in missing})
 
 
 KIND = DiffusionKind()
