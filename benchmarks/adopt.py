@@ -79,7 +79,7 @@ def programs(
 ) -> Iterator[tuple[str, bool, Callable[[], Any]]]:
     """Name of the adopted export, whether it is optimized, and how to make it."""
     for optimize in (False, True):
-        how = ", optimised" if optimize else ""
+        how = ", optimized" if optimize else ""
         yield f"OnnxExporter in memory{how}", optimize, lambda o=optimize: in_memory(model, inputs, o)
         yield (
             f"OnnxExporter file{how}",
