@@ -109,6 +109,7 @@ def test_axes_that_the_model_needs_to_be_one_stay_so() -> None:
     assert [tuple(tensor.shape) for tensor in inputs.values()] == [(2, 1, 8), (2, 1, 8)]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_broadcast_keeps_taking_the_example(tmp_path: Path) -> None:
     class Masked(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ class Until(nn.Module):
         return torch.while_loop(lambda x: (x.abs() - 1).sum() > 0, lambda x: (x * 0.5,), (x,))[0].sigmoid()
 
 
+@pytest.mark.slow
 def test_the_first_condition_of_a_loop_is_of_the_call_that_it_is_in(tmp_path: Path) -> None:
     result = modelexport.export(Until(), (torch.full((2, 3), 5.0),), tmp_path / "m.onnx", check=False)
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)

@@ -39,16 +39,17 @@ class Compares(nn.Module):
         return self.function(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "shapes", "other"),
     [
         (pad_shorter, [(12, 4), (6, 4)], [(2, 4), (5, 4)]),
-        pytest.param(equal_in_one_line, [(5, 4), (3, 4)], [(3, 4), (3, 4)], marks=pytest.mark.slow),
-        pytest.param(equal_in_one_line, [(5, 4), (5, 4)], [(5, 4), (3, 4)], marks=pytest.mark.slow),
-        pytest.param(shorter_axis, [(6, 12), (4,)], [(9, 4), (4,)], marks=pytest.mark.slow),
+        (equal_in_one_line, [(5, 4), (3, 4)], [(3, 4), (3, 4)]),
+        (equal_in_one_line, [(5, 4), (5, 4)], [(5, 4), (3, 4)]),
+        (shorter_axis, [(6, 12), (4,)], [(9, 4), (4,)]),
     ],
 )
-@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_an_order_that_matters_is_stated(
     function: Callable[..., torch.Tensor], shapes: Any, other: Any, frontend: Any, tmp_path: Path
 ) -> None:

@@ -65,7 +65,9 @@ def differing(report: modelexport.VerifyReport) -> list[str]:
     return [call.address for call in report.calls if call.status == "differ"]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["dynamo", "torchscript"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["dynamo", "torchscript"]
+)
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(tmp_path_factory.mktemp("others") / "net.onnx", dynamo=request.param)
 

@@ -65,6 +65,7 @@ class Unregistered(nn.Module):
         return self.linear(torch.cat([self.registers.expand(x.shape[0], -1, -1), x], 1))
 
 
+@pytest.mark.slow
 def test_a_parameter_without_elements(tmp_path: Path) -> None:
     assert proven(Unregistered(), {"x": torch.randn(2, 3, 8)}, tmp_path).agrees
 
@@ -470,6 +471,7 @@ class Residual(nn.Module):
         return self.after(self.last(added + self.second(self.between(added))))
 
 
+@pytest.mark.slow
 def test_documents_of_a_fused_file_name_no_output_that_has_no_name(tmp_path: Path) -> None:
     model, inputs = Residual(), {"x": torch.randn(2, 5, 8)}
     optimize_file(export(model, inputs, tmp_path / "m.onnx", check=False).path, "ort-bert", tmp_path / "fused.onnx")

@@ -107,9 +107,8 @@ class OnlyItsSize(nn.Module):
         return torch.ones_like(self.layer(x)) * self.scale
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "dynamic"])
 def test_what_is_in_the_file_is_used_though_only_its_size_matters(
     frontend: Literal["dynamo", "torchscript"], dynamic: bool, tmp_path: Path
 ) -> None:
