@@ -142,7 +142,7 @@ class BranchesAndSteps(Steps):
 
 def test_a_constant_that_does_not_help_is_not_offered(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="data-dependent") as caught:
-        export(BranchesAndSteps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx")
+        export(BranchesAndSteps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx", frontend="dynamo")
     assert caught.value.constants == ()
     assert "--constant" not in str(caught.value)
 

@@ -137,6 +137,7 @@ def test_a_loop_of_a_scripted_function_is_of_the_call_that_runs_it(tmp_path: Pat
     assert {owners[kind] for kind in ("Loop", "Mul", "Tanh", "Add")} == {"1"}
 
 
+@pytest.mark.slow
 def test_a_scripted_model(tmp_path: Path) -> None:
     model, x = Scripted().part, torch.linspace(-1, 1, 12).reshape(3, 4)
     result = export(model, {"x": x}, tmp_path / "m.onnx", verify=True, check=False)
