@@ -1,4 +1,4 @@
-"""Adapters made by PEFT for models of the table, and what PEFT's own models compute with them.
+"""Adapters made by PEFT for models of the table, and what PEFT's own models compute with them: ``golden/adapters``.
 
 They are made in a process of their own: PEFT needs accelerate, and transformers loads models otherwise where it finds
 that. Both are side packages (``side_packages.py``).
@@ -18,6 +18,8 @@ import torch
 
 import models
 import side_packages
+
+ADAPTERS = Path(__file__).parent / "golden" / "adapters"
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,14 @@ def _make(folder: Path) -> None:
         case = models.case(adapter.model)
         if case.missing:
             continue
-        wrapped = get_peft_model(case.build(), LoraConfig(**adapter.options))
+        model = case.build()
         torch.manual_seed(seed)
+        wrapped = get_peft_model(model, LoraConfig(**adapter.options))
         for parameter in wrapped.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.1 * torch.randn(parameter.shape)
         wrapped.save_pretrained(str(folder / adapter.name))
+        (folder / adapter.name / "README.md").unlink()
         fresh = PeftModel.from_pretrained(case.build(), str(folder / adapter.name)).eval()
         with torch.no_grad():
             np.save(folder / f"{adapter.name}.npy", first(fresh(**case.inputs())))

@@ -21,7 +21,7 @@ import models
 import peft_adapters
 import side_packages
 import truth
-from exports import Exporter, Shared
+from exports import Exporter
 from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify_against, write_adapter
 from modelexport.errors import FileFormatError, UsageError, WeightsError
 from modelexport.format import keys
@@ -32,17 +32,9 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.package import read_package
 from modelexport.tools.adapters.merged_packages import merge_adapters_into_package
 from modelexport.tools.cut.splitting import split
-from peft_adapters import CASES, AdapterCase
+from peft_adapters import ADAPTERS, CASES, AdapterCase
 
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="session")
-def peft(shared: Shared) -> Path:
-    """The folder of the adapters, made once for all workers."""
-    if missing := side_packages.missing("peft"):
-        pytest.skip(missing)
-    return shared("adapters", peft_adapters.make)
 
 
 def run(path: Path | str, case: models.ModelCase, adapter: Path | str | None = None) -> np.ndarray:
@@ -62,12 +54,23 @@ def distance(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.abs(one - two).max())
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(side_packages.missing("peft")), reason=side_packages.missing("peft"))
+def test_the_adapters_are_those_that_peft_writes(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder = ADAPTERS if request.config.getoption("--rewrite-goldens") else tmp_path
+    peft_adapters.make(folder)
+    for name in (adapter.name for adapter in CASES):
+        made, golden = (safetensors.torch.load_file(f / name / "adapter_model.safetensors") for f in (folder, ADAPTERS))
+        torch.testing.assert_close(made, golden, rtol=0, atol=1e-6)
+        assert distance(np.load(folder / f"{name}.npy"), np.load(ADAPTERS / f"{name}.npy")) < TOLERANCE
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("adapter", CASES, ids=lambda adapter: adapter.name)
-def test_merged_it_gives_what_peft_gives(adapter: AdapterCase, peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_merged_it_gives_what_peft_gives(adapter: AdapterCase, exported: Exporter, tmp_path: Path) -> None:
     file = exported(adapter.model)
-    expected = np.load(peft / f"{adapter.name}.npy")
-    result = merge_adapters(file.path, [peft / adapter.name], tmp_path / "merged.onnx")
+    expected = np.load(ADAPTERS / f"{adapter.name}.npy")
+    result = merge_adapters(file.path, [ADAPTERS / adapter.name], tmp_path / "merged.onnx")
     assert distance(run(result.path, file.case), expected) < TOLERANCE
     assert distance(run(file.path, file.case), expected) > 1e-2
     assert [node.metadata_props for node in load(result.path).nodes] == [
@@ -79,39 +82,37 @@ def test_merged_it_gives_what_peft_gives(adapter: AdapterCase, peft: Path, expor
 @pytest.mark.sweep
 @pytest.mark.parametrize("adapter", CASES, ids=lambda adapter: adapter.name)
 def test_as_inputs_it_gives_what_peft_gives_and_without_it_nothing_changes(
-    adapter: AdapterCase, peft: Path, exported: Exporter, tmp_path: Path
+    adapter: AdapterCase, exported: Exporter, tmp_path: Path
 ) -> None:
     file = exported(adapter.model)
-    result = adapters_as_inputs(file.path, [peft / adapter.name], tmp_path / "open.onnx")
+    result = adapters_as_inputs(file.path, [ADAPTERS / adapter.name], tmp_path / "open.onnx")
     onnx.checker.check_model(result.path, full_check=True)
     assert len(result.whole) == adapter.whole
     assert distance(run(result.path, file.case), run(file.path, file.case)) < 1e-6  # not so if any is NaN
     (written,) = result.adapters
-    assert distance(run(result.path, file.case, written.path), np.load(peft / f"{adapter.name}.npy")) < TOLERANCE
+    assert distance(run(result.path, file.case, written.path), np.load(ADAPTERS / f"{adapter.name}.npy")) < TOLERANCE
 
 
-def test_adapters_are_swapped_in_one_file(peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_adapters_are_swapped_in_one_file(exported: Exporter, tmp_path: Path) -> None:
     file = exported("llama")
     names = ["attention", "everything"]
-    result = adapters_as_inputs(file.path, [peft / name for name in names], tmp_path / "open.onnx")
+    result = adapters_as_inputs(file.path, [ADAPTERS / name for name in names], tmp_path / "open.onnx")
     for name, written in zip(names, result.adapters, strict=True):
         assert Path(written.path).name == f"open.{name}.onnx_adapter"
-        assert distance(run(result.path, file.case, written.path), np.load(peft / f"{name}.npy")) < TOLERANCE
-    again = write_adapter(result.path, peft / "attention", tmp_path / "again.onnx_adapter")
+        assert distance(run(result.path, file.case, written.path), np.load(ADAPTERS / f"{name}.npy")) < TOLERANCE
+    again = write_adapter(result.path, ADAPTERS / "attention", tmp_path / "again.onnx_adapter")
     assert Path(again.path).read_bytes() == Path(result.adapters[0].path).read_bytes()
     with pytest.raises(WeightsError, match=r"has no inputs for what .*dora does to model.embed_tokens.weight"):
-        write_adapter(result.path, peft / "dora", tmp_path / "dora.onnx_adapter")
+        write_adapter(result.path, ADAPTERS / "dora", tmp_path / "dora.onnx_adapter")
 
 
-def test_added_nodes_belong_to_the_module_and_documents_are_true(
-    peft: Path, exported: Exporter, tmp_path: Path
-) -> None:
-    file = exported("llama")
-    result = adapters_as_inputs(file.path, [peft / "attention"], tmp_path / "open.onnx")
+def test_added_nodes_belong_to_the_module_and_documents_are_true(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("tied-weights")
+    result = adapters_as_inputs(file.path, [ADAPTERS / "tied-head"], tmp_path / "open.onnx")
     before, after = load(file.path), load(result.path)
     old = {node.name: node for node in before.nodes}
     added = [node for node in after.nodes if node.name not in old]
-    assert len(added) == result.nodes == 12
+    assert len(added) == result.nodes == 3
     for node in added:
         assert node.metadata_props[keys.ADAPTER] == "lora"
         base = old[(node.name or "").partition("/lora")[0]]
@@ -127,14 +128,14 @@ def test_added_nodes_belong_to_the_module_and_documents_are_true(
 
 @pytest.mark.slow
 def test_the_graph_tells_which_axis_of_a_square_weight_is_that_of_its_results(
-    peft: Path, exported: Exporter, tmp_path: Path
+    exported: Exporter, tmp_path: Path
 ) -> None:
     """PEFT writes one word on it for all modules: that for the last, as a head behind the layers of GPT-2."""
     file, adapter = exported("gpt2"), tmp_path / "conv1d"
-    shutil.copytree(peft / "conv1d", adapter)
+    shutil.copytree(ADAPTERS / "conv1d", adapter)
     configuration = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**configuration, "fan_in_fan_out": False}))
-    expected = np.load(peft / "conv1d.npy")
+    expected = np.load(ADAPTERS / "conv1d.npy")
     assert (
         distance(run(merge_adapters(file.path, [adapter], tmp_path / "m.onnx").path, file.case), expected) < TOLERANCE
     )
@@ -142,9 +143,9 @@ def test_the_graph_tells_which_axis_of_a_square_weight_is_that_of_its_results(
     assert distance(run(inputs.path, file.case, inputs.adapters[0].path), expected) < TOLERANCE
 
 
-def test_several_are_merged_one_after_the_other(peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_several_are_merged_one_after_the_other(exported: Exporter, tmp_path: Path) -> None:
     path = exported("llama").path
-    folders = [peft / "attention", peft / "everything"]
+    folders = [ADAPTERS / "attention", ADAPTERS / "everything"]
     merge_adapters(path, folders, tmp_path / "both.onnx")
     merge_adapters(path, folders[:1], tmp_path / "one.onnx")
     merge_adapters(tmp_path / "one.onnx", folders[1:], tmp_path / "two.onnx")
@@ -156,9 +157,9 @@ def test_several_are_merged_one_after_the_other(peft: Path, exported: Exporter, 
         np.testing.assert_allclose(value.const_value.numpy(), other.const_value.numpy(), rtol=0, atol=1e-6)
 
 
-def test_the_other_module_keeps_a_tied_tensor(peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_the_other_module_keeps_a_tied_tensor(exported: Exporter, tmp_path: Path) -> None:
     file = exported("tied-weights")
-    result = merge_adapters(file.path, [peft / "tied-head"], tmp_path / "merged.onnx")
+    result = merge_adapters(file.path, [ADAPTERS / "tied-head"], tmp_path / "merged.onnx")
     assert result.untied == ["lm_head.weight"]
     plans = {value.name: parameter_plan(value) for value in initializers(load(result.path).model)}
     named = {tuple(plan.keys) for plan in plans.values() if plan is not None}
@@ -200,15 +201,15 @@ def test_two_of_three_modules_with_a_tied_tensor_get_their_own(tmp_path: Path) -
     assert truth.wrong(tmp_path / "merged.onnx", apart, (torch.randn(2, 4),)) == ""
 
 
-def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_weights_can_be_given_along(exported: Exporter, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     file = exported("llama")
     state = {key: tensor.clone() * 0.5 for key, tensor in file.case.build().state_dict().items()}
     save_file(state, tmp_path / "half.safetensors")
     modelexport.update_weights(file.path, tmp_path / "half.safetensors", tmp_path / "half.onnx")
-    merge_adapters(tmp_path / "half.onnx", [peft / "attention"], tmp_path / "a.onnx")
-    merge_adapters(file.path, [peft / "attention"], tmp_path / "b.onnx", weights=tmp_path / "half.safetensors")
+    merge_adapters(tmp_path / "half.onnx", [ADAPTERS / "attention"], tmp_path / "a.onnx")
+    merge_adapters(file.path, [ADAPTERS / "attention"], tmp_path / "b.onnx", weights=tmp_path / "half.safetensors")
     assert distance(run(tmp_path / "a.onnx", file.case), run(tmp_path / "b.onnx", file.case)) == 0
 
 
@@ -234,12 +235,12 @@ def test_an_adapter_changes_one_of_two_equal_weights_of_a_quantized_package(tmp_
 
 
 @pytest.mark.slow
-def test_a_package_takes_an_adapter_in_all_of_its_parts(peft: Path, tmp_path: Path) -> None:
+def test_a_package_takes_an_adapter_in_all_of_its_parts(tmp_path: Path) -> None:
     case = models.case("llama")
     model = case.build()
     model.config.use_cache = model.generation_config.use_cache = True
     modelexport.export_package(model, tmp_path / "package", weights="copy")
-    result = merge_adapters_into_package(tmp_path / "package", [peft / "attention"], tmp_path / "merged")
+    result = merge_adapters_into_package(tmp_path / "package", [ADAPTERS / "attention"], tmp_path / "merged")
     assert (result.pairs, result.initializers) == (4, 4)
     (part, *_) = read_package(tmp_path / "merged").manifest.parts
     session = open_session(tmp_path / "merged" / part.file)
@@ -250,40 +251,47 @@ def test_a_package_takes_an_adapter_in_all_of_its_parts(peft: Path, tmp_path: Pa
             batch, heads, _, width = (size if isinstance(size, int) else 0 for size in value.shape)
             feeds[value.name] = np.zeros((batch or 2, heads, 0, width), np.float32)
     taken = {value.name: feeds[value.name] for value in session.get_inputs()}
-    assert distance(run_session(session, taken)["logits"], np.load(peft / "attention.npy")) < TOLERANCE
+    assert distance(run_session(session, taken)["logits"], np.load(ADAPTERS / "attention.npy")) < TOLERANCE
 
 
-def test_stages_take_the_inputs_of_their_modules(peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_stages_take_the_inputs_of_their_modules(exported: Exporter, tmp_path: Path) -> None:
     file = exported("llama")
-    result = adapters_as_inputs(file.path, [peft / "attention"], tmp_path / "open.onnx")
+    result = adapters_as_inputs(file.path, [ADAPTERS / "attention"], tmp_path / "open.onnx")
     split(load(result.path), tmp_path / "stages", stages=2)
     feeds = {name: value.numpy() for name, value in file.case.inputs().items()}
     values = onnxruntime.AdapterFormat.read_adapter(result.adapters[0].path).get_parameters()
     feeds |= {name: value.numpy() for name, value in values.items()}
-    assert distance(run_chain(tmp_path / "stages", feeds)["logits"], np.load(peft / "attention.npy")) < TOLERANCE
+    assert distance(run_chain(tmp_path / "stages", feeds)["logits"], np.load(ADAPTERS / "attention.npy")) < TOLERANCE
 
 
-@pytest.mark.parametrize("tags_as", [pytest.param("attributes", marks=pytest.mark.slow), "functions"])
-def test_a_file_keeps_its_encoding(tags_as: str, peft: Path, tmp_path: Path) -> None:
-    case = models.case("llama")
-    modelexport.export(case.build(), case.inputs(), tmp_path / "llama.onnx", tags_as=tags_as, check=False)
-    merged = merge_adapters(tmp_path / "llama.onnx", [peft / "attention"], tmp_path / "merged.onnx")
-    opened = adapters_as_inputs(tmp_path / "llama.onnx", [peft / "attention"], tmp_path / "open.onnx")
+@pytest.mark.parametrize(
+    ("tags_as", "name", "adapter"),
+    [
+        ("functions", "tied-weights", "tied-head"),
+        pytest.param("functions", "llama", "attention", marks=pytest.mark.slow),
+        pytest.param("attributes", "llama", "attention", marks=pytest.mark.slow),
+    ],
+)
+def test_a_file_keeps_its_encoding(tags_as: str, name: str, adapter: str, tmp_path: Path) -> None:
+    case, folder = models.case(name), ADAPTERS / adapter
+    modelexport.export(case.build(), case.inputs(), tmp_path / "model.onnx", tags_as=tags_as, check=False)
+    merged = merge_adapters(tmp_path / "model.onnx", [folder], tmp_path / "merged.onnx")
+    opened = adapters_as_inputs(tmp_path / "model.onnx", [folder], tmp_path / "open.onnx")
     assert load(merged.path).encoding == load(opened.path).encoding == tags_as
     assert load(opened.path).hierarchy is not None
     if tags_as == "functions":
-        expected = np.load(peft / "attention.npy")
+        expected = np.load(ADAPTERS / f"{adapter}.npy")
         assert distance(run(merged.path, case), expected) < TOLERANCE
         assert distance(run(opened.path, case, opened.adapters[0].path), expected) < TOLERANCE
 
 
 @pytest.fixture
-def changed(peft: Path, tmp_path: Path) -> Callable[..., Path]:
+def changed(tmp_path: Path) -> Callable[..., Path]:
     """``changed(**options)``: a copy of an adapter with other options in its configuration."""
 
     def copy(**options: object) -> Path:
         folder = tmp_path / "changed"
-        shutil.copytree(peft / "attention", folder)
+        shutil.copytree(ADAPTERS / "attention", folder)
         file = folder / "adapter_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | options))
         return folder
@@ -314,11 +322,11 @@ def test_what_cannot_be_applied_is_refused_in_one_line(
 
 
 def test_an_adapter_of_another_model_and_missing_files_are_named(
-    peft: Path, exported: Exporter, changed: Callable[..., Path], tmp_path: Path
+    exported: Exporter, changed: Callable[..., Path], tmp_path: Path
 ) -> None:
     path, out = exported("llama").path, tmp_path / "out.onnx"
     with pytest.raises(WeightsError, match=r"is for another model: .* does not have transformer\.h\.0\.attn\.c_attn"):
-        merge_adapters(path, [peft / "conv1d"], out)
+        merge_adapters(path, [ADAPTERS / "conv1d"], out)
     folder = changed()
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(FileFormatError, match=r"has no adapter_model\.safetensors"):
@@ -327,14 +335,14 @@ def test_an_adapter_of_another_model_and_missing_files_are_named(
     with pytest.raises(FileFormatError, match=r"has no adapter_config\.json"):
         merge_adapters(path, [folder], out)
     with pytest.raises(UsageError, match="two of the adapters are folders of the same name"):
-        adapters_as_inputs(path, [peft / "attention", peft / "attention"], out)
+        adapters_as_inputs(path, [ADAPTERS / "attention", ADAPTERS / "attention"], out)
 
 
-def test_the_command_says_what_it_wrote(peft: Path, exported: Exporter, tmp_path: Path) -> None:
+def test_the_command_says_what_it_wrote(exported: Exporter, tmp_path: Path) -> None:
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
         return commands.run("update-weights", *arguments, cwd=tmp_path)
 
-    path, adapter = exported("llama").path, peft / "attention"
+    path, adapter = exported("llama").path, ADAPTERS / "attention"
     done = command(path, "--adapter", adapter, "--as-inputs", "-o", "open.onnx")
     assert done.stdout.splitlines() == [
         "open.onnx: 4 low-rank pairs taken as 8 optional inputs, 12 nodes added",
