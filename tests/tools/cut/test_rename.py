@@ -110,9 +110,11 @@ def test_every_part_of_a_package_has_them(tmp_path: Path) -> None:
         assert sum(each.startswith(f"/{'encoder' if name == 'encoder' else 'decoder'}/block.1/") for each in names) > 5
 
 
-@pytest.mark.parametrize("values", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_other_commands_still_work_on_it(values: bool, exported: Exporter, tmp_path: Path) -> None:
-    file: ExportedCase = exported("llama")
+@pytest.mark.parametrize(
+    ("name", "values"), [("blocks", True), *(pytest.param("llama", v, marks=pytest.mark.slow) for v in (True, False))]
+)
+def test_the_other_commands_still_work_on_it(name: str, values: bool, exported: Exporter, tmp_path: Path) -> None:
+    file: ExportedCase = exported(name)
     path = tmp_path / "named.onnx"
     rename(file.path, path, values=values)
     assert load(path).hierarchy is not None

@@ -245,7 +245,7 @@ def test_tied_parameters_are_counted_once_for_their_own_module(exported: Exporte
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet", "gpt2-cache"))]
+    "name", ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "unet", "gpt2-cache"))]
 )
 def test_a_dynamic_file_has_the_figures_of_a_file_of_fixed_sizes(exported: Exporter, name: str) -> None:
     fixed, path = cost(exported(name).path), exported(name, dynamic=True).path
@@ -263,7 +263,7 @@ def test_a_dynamic_file_has_the_figures_of_a_file_of_fixed_sizes(exported: Expor
 
 def test_a_dynamic_axis_that_is_not_there_is_an_error(exported: Exporter) -> None:
     with pytest.raises(UsageError, match="no dynamic axis 'rows'; it has "):
-        cost(exported("bert", dynamic=True).path, {"rows": 8})
+        cost(exported("blocks", dynamic=True).path, {"rows": 8})
 
 
 def of_one_axis(size: str) -> ir.Model:

@@ -201,6 +201,7 @@ def test_features_of_layers_are_inputs_of_the_decoder_at_every_token() -> None:
         next(generation_forms(model, PackageOptions(separate_prefill=True)))
 
 
+@pytest.mark.slow
 def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_for_text() -> None:
     model = qwen_3()
 
@@ -295,7 +296,9 @@ def paligemma() -> Any:
     return scaled(transformers.PaliGemmaForConditionalGeneration(config))
 
 
-@pytest.mark.parametrize(("build", "beside"), [(git, set()), (paligemma, {"token_type_ids"})])
+@pytest.mark.parametrize(
+    ("build", "beside"), [(git, set()), pytest.param(paligemma, {"token_type_ids"}, marks=pytest.mark.slow)]
+)
 def test_a_prompt_runs_as_a_whole_where_a_model_does_more_than_merge(build: Any, beside: set[str]) -> None:
     prefill, decode = next(generation_forms(build()))
     assert (prefill.name, decode.name, prefill.rows) == ("prefill", "decode", "padded")

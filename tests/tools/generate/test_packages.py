@@ -46,6 +46,7 @@ from modelexport.tools.quantize.quantized_packages import quantize_package
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "one layer of llama": lambda: transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1}),
     "sliding window": lambda: transformers.MistralConfig(**SMALL, sliding_window=8),
     "one layer": lambda: transformers.MistralConfig(**{**SMALL, "num_hidden_layers": 1}, sliding_window=8),
     "gpt2": lambda: transformers.GPT2Config(
@@ -160,8 +161,8 @@ CACHE = 24
 
 @pytest.fixture(scope="session")
 def static(shared: Shared) -> Path:
-    """A folder with a small Llama in ``llama``, and in ``out`` a package of it with a cache of a fixed size."""
-    return shared("static", packaged("llama", "--static-cache", str(CACHE), "--no-check"))
+    """A folder with a Llama of one layer in ``llama``, and in ``out`` a package of it with a cache of a fixed size."""
+    return shared("static", packaged("one layer of llama", "--static-cache", str(CACHE), "--no-check"))
 
 
 def test_a_decoder_is_one_graph_for_prompts_and_steps_with_names_for_people(llama: tuple[Path, Path]) -> None:
