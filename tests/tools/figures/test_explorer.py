@@ -32,10 +32,8 @@ def command(*arguments: str | Path) -> list[str]:
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(side_packages.folder("explorer"))}
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "resnet")]
-
-
-@pytest.mark.parametrize("name", ["condition", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["condition", "bert", "resnet"])
 def test_every_key_is_a_node_of_the_graphs_that_its_adapter_makes(
     exported: Exporter, name: str, tmp_path: Path
 ) -> None:

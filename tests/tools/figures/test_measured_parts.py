@@ -89,7 +89,7 @@ def test_a_step_runs_with_the_cache_that_a_prompt_leaves(llama: tuple[Path, Path
     assert longer["decode"].facts.inputs["past_key_values.0.key"] == "float32[1, 2, 50, 8]"
 
 
-def test_the_uses_of_two_packages_run_in_turns(llama: tuple[Path, Path]) -> None:  # noqa: F811
+def test_the_uses_of_two_packages_run_in_turns(llama: tuple[Path, Path], stages: Path) -> None:  # noqa: F811
     found = profile_parts(llama[1], sizes={"sequence": 4}, runs=2, warmup=1, against=llama[1])
     assert list(found) == ["prefill", "decode"]
     for part in found.values():
@@ -97,7 +97,7 @@ def test_the_uses_of_two_packages_run_in_turns(llama: tuple[Path, Path]) -> None
         assert part.against.inputs == part.facts.inputs
         assert part.turns is not None
         assert part.turns.turns == 2
-    assert list(time_parts_in_turns(llama[1], llama[1])) == ["prefill", "decode"]
+    assert list(time_parts_in_turns(stages, stages)) == ["stage_0", "stage_1"]
 
 
 @pytest.mark.slow

@@ -69,7 +69,8 @@ def test_nearly_all_time_belongs_to_modules_at_every_level(exported: Exporter, n
         check_sums(found)
 
 
-@pytest.mark.parametrize("tool", ["ort-bert", pytest.param("quantize-dynamic", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["ort-bert", "quantize-dynamic"])
 def test_fused_and_quantized_files_too(exported: Exporter, tool: str, tmp_path: Path) -> None:
     changed = tmp_path / "changed.onnx"
     optimize_file(exported("bert").path, tool, changed)

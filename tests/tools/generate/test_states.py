@@ -51,7 +51,7 @@ def states_in_modules() -> Any:
 
 def other_in_a_batch() -> Any:
     return transformers.RwkvForCausalLM(
-        transformers.RwkvConfig(**SIZES, num_hidden_layers=1, attention_hidden_size=32, intermediate_size=64)
+        transformers.RwkvConfig(**SIZES, num_hidden_layers=2, attention_hidden_size=32, intermediate_size=64)
     )
 
 

@@ -42,7 +42,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
         yield executor
 
 
@@ -111,10 +111,20 @@ def test_a_search_chooses_the_same(chain: Path, pool: Executor) -> None:
     assert search(chain, executor=pool, **how).found == search(chain, **how).found
 
 
-def test_jobs_of_the_command_give_the_same_document(chain: Path, tmp_path: Path) -> None:
+def test_jobs_of_the_command_give_the_same_document(
+    chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def pool(jobs: int, *how: Any) -> Executor:
+        started.append(jobs)
+        return Backwards()
+
+    monkeypatch.setattr("modelexport.tools.quantize.executors.ProcessPoolExecutor", pool)
     np.savez(tmp_path / "data.npz", **RUNS[0])
     words = ("sensitivity", chain, "--to", "int8-dynamic", "--data", tmp_path / "data.npz", "--json")
     assert run(*words, "--jobs", "2").stdout == run(*words).stdout
+    assert started == [2]
 
 
 def test_jobs_without_a_search_are_refused(chain: Path, tmp_path: Path) -> None:
@@ -145,6 +155,7 @@ def test_workers_of_ray_give_the_same(chain: Path, here: Any) -> None:
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them_even_if_it_is_killed() -> None:
     code = (
         "import os; from modelexport.tools.quantize.executors import Workers; workers = Workers(1, None); "

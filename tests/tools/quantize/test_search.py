@@ -107,13 +107,6 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
     assert report.inputs.startswith("3 runs of")
 
 
-def test_a_smaller_error_costs_more(exported: Exporter) -> None:
-    case = exported("bert")
-    how: dict[str, Any] = {"to": ["int4"], "data": feeds_of(case, 4), "only": [LAYER]}
-    loose, tight = (search(case.path, **how, within=f"error<={limit}").found for limit in (0.5, 0.05))
-    assert loose.bytes_after <= tight.bytes_after
-
-
 def test_a_search_that_keeps_every_module_is_of_no_use(exported: Exporter) -> None:
     case = exported("bert")
     for wanted in ({"budget": 10**9}, {"within": "error<=0"}):
@@ -145,10 +138,10 @@ def test_selectors_keep_modules_out_of_the_search(exported: Exporter) -> None:
 
 
 def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported: Exporter, tmp_path: Path) -> None:
-    case, data, out = exported("bert"), tmp_path / "data.npz", tmp_path / "out.onnx"
+    case, data, out = exported("blocks"), tmp_path / "data.npz", tmp_path / "out.onnx"
     feeds = feeds_of(case, 2)
     np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
-    asked = ["quantize", case.path, "-o", out, "--data", data, "--only", LAYER, "--to", "int8-dynamic"]
+    asked = ["quantize", case.path, "-o", out, "--data", data, "--only", "down.*", "--to", "int8-dynamic"]
     unmet = run(*asked, "--budget", "1kB")
     assert unmet.returncode == 1
     assert "not met: at most 1000 bytes" in unmet.stdout

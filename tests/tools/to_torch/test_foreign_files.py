@@ -119,8 +119,13 @@ class Inner(nn.Module):
         return self.layer(x)[0]
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("arguments", [{"bias": False}, {"batch_first": True}, {"num_layers": 2}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bias": False},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"batch_first": True}, {"num_layers": 2})),
+    ],
+)
 def test_modules_of_one_class_may_have_unlike_arguments(arguments: dict[str, Any], tmp_path: Path) -> None:
     model = nn.Sequential(Inner(nn.GRU(3, 3)), Inner(nn.GRU(3, 3, **arguments))).eval()
     path = modelexport.export(model, (torch.randn(2, 2, 3),), tmp_path / "m.onnx", check=False).path
