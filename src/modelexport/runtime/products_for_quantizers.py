@@ -1,13 +1,14 @@
 """Products with constant weights as ONNX Runtime's quantizers can take them.
 
 They leave a product alone if a node transposes its weight, as in a file that is linked to its weights. They do not know
-``FusedMatMul``. They leave a ``Gemm`` with factors alone, or lose the factor of its bias (``beta``). They turn ``Gemm``
-into ``MatMul`` by transposing its weight in place, once for each node: a layer that is called twice would compute with
-the weight as it was, and a tied embedding with a transposed one.
+``FusedMatMul``. They leave a ``Gemm`` with factors alone, or lose the factor of its bias (``beta``), and fail if its
+bias is one number for all columns. They turn ``Gemm`` into ``MatMul`` by transposing its weight in place, once for each
+node: a layer that is called twice would compute with the weight as it was, and a tied embedding with a transposed one.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -62,6 +63,11 @@ def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
         transposed = bool(attributes.pop("transB", 0))
         if node.op_type == "Gemm":
             bias = node.input[2] if len(node.input) > 2 else ""
+            if bias in tensors:
+                changed.add(bias)
+                bias = node.input[2] = _of_columns(
+                    bias, tensors, tensors[node.input[1]][1].dims[0 if transposed else 1]
+                )
             transposed = transposed and uses[node.input[1]] > 1
             done = {"alpha", *(["transB"] if transposed else [])}
             if not bias or bias in tensors:
@@ -80,6 +86,17 @@ def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     for name in changed - used:
         tensors[name][0].initializer.remove(tensors[name][1])
     return model
+
+
+def _of_columns(bias: str, tensors: Tensors, columns: int) -> str:
+    """The name of a tensor with a number for each column, from one that is the same for all rows."""
+    graph, tensor = tensors[bias]
+    if list(tensor.dims) == [columns] or math.prod(tensor.dims[:-1]) != 1:
+        return bias
+    name = f"{bias}.{columns}"
+    if name not in tensors:
+        _add(graph, tensors, np.broadcast_to(onnx.numpy_helper.to_array(tensor).reshape(-1), columns), name)
+    return name
 
 
 def _add(graph: onnx.GraphProto, tensors: Tensors, array: np.ndarray, name: str) -> None:

@@ -193,6 +193,131 @@ def test_a_product_that_the_library_leaves_alone_is_not_counted(tmp_path: Path) 
     assert not modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic").methods
 
 
+def normal(*shape: int) -> np.ndarray:
+    return DRAW.standard_normal(shape).astype(np.float32)
+
+
+ROWS = np.array([0, 3, 5])
+TIED = [
+    helper.make_node("Gather", ["w", "x"], ["rows"], "/table/Gather"),
+    helper.make_node("Gemm", ["rows", "w"], ["y"], "/head/Gemm", transB=1),
+]
+
+
+def one(operator: str, *inputs: str, **attributes: Any) -> list[onnx.NodeProto]:
+    return [helper.make_node(operator, inputs, ["y"], f"/layer/{operator}", **attributes)]
+
+
+Case = tuple[str, list[onnx.NodeProto], dict[str, np.ndarray], dict[str, np.ndarray]]
+RIGHT: dict[str, Case] = {
+    "stacked matrices": (
+        "int8-dynamic",
+        one("MatMul", "x", "w"),
+        {"w": normal(4, 64, 16)},
+        {"x": normal(4, 8, 64)},
+    ),
+    "stacked matrices with ranges": (
+        "int8-static",
+        one("MatMul", "x", "w"),
+        {"w": normal(4, 64, 16)},
+        {"x": normal(4, 8, 64)},
+    ),
+    "a weight as the first factor": (
+        "int8-static",
+        one("MatMul", "w", "x"),
+        {"w": normal(64, 64)},
+        {"x": normal(64, 8)},
+    ),
+    "groups of a transposed convolution": (
+        "int8-static",
+        one("ConvTranspose", "x", "w", "b", group=2),
+        {"w": normal(4, 4, 3, 3), "b": normal(8)},
+        {"x": normal(2, 4, 5, 5)},
+    ),
+    "a table of which the data take few rows": (
+        "int8-static",
+        one("Gather", "w", "x"),
+        {"w": normal(50, 32)},
+        {"x": ROWS},
+    ),
+    "a bias that is an input": (
+        "int8-dynamic",
+        one("Conv", "x", "w", "x_bias"),
+        {"w": normal(16, 3, 3, 3)},
+        {"x": normal(2, 3, 9, 9), "x_bias": normal(16)},
+    ),
+    "a bias of one number": (
+        "int8-static",
+        one("Gemm", "x", "w", "b"),
+        {"w": normal(64, 64), "b": normal(1)[0]},
+        DATA[0],
+    ),
+    "a bias for each row": (
+        "int8-dynamic",
+        one("Gemm", "x", "w", "b"),
+        {"w": normal(64, 64), "b": normal(4, 1)},
+        DATA[0],
+    ),
+    "a bias that is beyond the range of int32": (
+        "int8-static",
+        one("Gemm", "x", "w", "b"),
+        {"w": normal(64, 64) * np.where(np.arange(64) == 5, np.float32(1e-9), np.float32(1)), "b": normal(64)},
+        DATA[0],
+    ),
+    "weights of one size and both signs": (
+        "int4:block=16,symmetric=true",
+        one("MatMul", "x", "w"),
+        {"w": np.sign(normal(64, 64)) * (np.abs(normal(64, 64)) > 0.7)},
+        DATA[0],
+    ),
+    "a head with the weight of a table": ("int8-dynamic", TIED, {"w": normal(50, 32)}, {"x": ROWS}),
+    "a head and a table of less columns than a block": (
+        "int4:block=128,embeddings=true",
+        TIED,
+        {"w": normal(50, 32)},
+        {"x": ROWS},
+    ),
+    "a product of two weights": (
+        "int8-dynamic",
+        [*one("MatMul", "a", "b"), helper.make_node("Add", ["x", "y"], ["y_sum"], "/Add")],
+        {"a": normal(4, 4), "b": normal(4, 64)},
+        DATA[0],
+    ),
+    "data that are always zero": (
+        "int8-static:reduce_range=true",
+        one("Gemm", "x", "w", "b"),
+        {"w": normal(64, 64), "b": normal(64)},
+        {"x": np.zeros((4, 64), np.float32)},
+    ),
+    "a clip to numbers without the zero": (
+        "int8-static:operators=all",
+        [
+            helper.make_node("MatMul", ["x", "w"], ["made"], "/layer/MatMul"),
+            helper.make_node("Clip", ["made", "low"], ["y"], "/clip/Clip"),
+        ],
+        {"w": normal(64, 64), "low": np.float32(5)},
+        DATA[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_is_right_is_written(case: str, tmp_path: Path) -> None:
+    to, nodes, weights, feeds = RIGHT[case]
+    dtype = helper.np_dtype_to_tensor_dtype(feeds["x"].dtype)
+    file = adopted(tmp_path, nodes, dtype, **weights)
+    assert modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=[feeds]).methods
+    right, found = (open_session(path).run(None, feeds)[-1] for path in (file, tmp_path / "q.onnx"))
+    assert np.linalg.norm(found - right) < (0.2 if to.startswith("int4") else 0.05) * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("weight", [np.full((64, 64), np.inf), np.full((64, 64), np.nan), np.zeros((64, 0))])
+def test_a_weight_without_finite_numbers_stays_as_it_is(weight: np.ndarray, tmp_path: Path) -> None:
+    file = adopted(tmp_path, one("MatMul", "x", "w"), w=weight)
+    written = modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic")
+    assert not written.methods
+
+
 class Split(nn.Module):
     """Returns a product after a ReLU, and what another module makes of the product itself."""
 

@@ -35,6 +35,7 @@ KEEP = "keep"
 
 Option = int | bool | str
 _MATRICES = ("MatMul", "Gemm", "FusedMatMul")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
 _BLOCKS: Mapping[str, Option] = {
     "algorithm": "rtn",
     "block": 32,
@@ -181,7 +182,9 @@ def _quiet() -> Iterator[None]:
 def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
     from onnxruntime.quantization import quantize_dynamic
 
-    made = _written(lambda file: quantize_dynamic(model, file, **_int8(method)))
+    how = _int8(method)
+    how["per_channel"] &= _with_one_scale(model).isdisjoint(node.input[1] for node in _products(model))
+    made = _written(lambda file: quantize_dynamic(model, file, **how))
     # The quantizer of recurrent layers knows int8 weights only.
     return without_saturation(made) if _is_unsigned(method) else made
 
@@ -199,26 +202,60 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
             f"a scale for each channel needs version {_SCALES_OF_CHANNELS} of ONNX's operators, and the file has "
             f"{version}: give {method.name}:per_channel=false"
         )
-    how = {
+    how = _int8(method) | {
+        "weight_type": QuantType.QInt8,  # the library fits the scales of no others to biases that are beyond int32
         "quant_format": QuantFormat.QDQ,
         "op_types_to_quantize": None if operators == "all" else operators.split("+"),
         "activation_type": QuantType.QUInt8,
         "calibration_cache_path": ranges,
     }
+    how["extra_options"] |= {"TensorQuantOverrides": {name: [{}] for name in _with_one_scale(model)}}
+    # The library gives a value that only a Relu or Clip takes the range of that one's result, and removes that node,
+    # though the value is returned, or the range, which holds the zero, is more than what a Clip lets pass.
     taken = {name for node in model.graph.node for name in node.input}
-    # The library gives a value that only a Relu or Clip takes the range of that one's result, though it is returned.
-    marks = [f"{output.name}.size" for output in model.graph.output if output.name in taken]
+    returned = {output.name for output in model.graph.output if output.name in taken}
+    cut = {node.input[0] for node in model.graph.node if node.op_type == "Clip" and not _lets_zero_pass(node, model)}
+    marks = [f"{name}.size" for name in sorted(returned | cut)]
     model.graph.node.extend(onnx.helper.make_node("Size", [name.removesuffix(".size")], [name]) for name in marks)
     biases = _biases_of_grouped_transposes(model) if method.option("per_channel") else []
     for tensor in biases:  # the library leaves a bias alone that is an input
         model.graph.initializer.remove(tensor)
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    made = _written(lambda file: quantize_static(model, file, None, **_int8(method), **how))
+    made = _written(lambda file: quantize_static(model, file, None, **how))
     made.graph.initializer.extend(biases)
     del made.graph.input[len(made.graph.input) - len(biases) :]
     for node in [node for node in made.graph.node if node.output[0] in marks]:
         made.graph.node.remove(node)
-    return made
+    return without_saturation(made) if _is_unsigned(method) else made
+
+
+def has_channels(operator: str, place: int, rank: int) -> bool:
+    """Whether ONNX Runtime has kernels for what an operator takes at a place with a scale for each channel.
+
+    It has none for stacked matrices (as those of experts), and first factors.
+    """
+    if operator in (*_MATRICES, *_CONVOLUTIONS):
+        return place == 1 and (operator not in _MATRICES or rank == 2)
+    return operator in ("LSTM", "Attention")
+
+
+def _products(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type in (*_MATRICES, *_CONVOLUTIONS)]
+
+
+def _with_one_scale(model: onnx.ModelProto) -> set[str]:
+    """The factors of products that cannot have a scale for each channel, for what else takes them, too."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) > 1}
+    factors = {name for node in _products(model) for name in node.input[:2] if name in ranks}
+    uses = [(node.op_type, place, name) for node in model.graph.node for place, name in enumerate(node.input)]
+    return {name for kind, place, name in uses if name in factors and not has_channels(kind, place, ranks[name])}
+
+
+def _lets_zero_pass(clip: onnx.NodeProto, model: onnx.ModelProto) -> bool:
+    """Whether the bounds of a ``Clip`` are constant, and the zero is between them."""
+    bounds = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    signed = [(sign, name) for sign, name in zip((1, -1), clip.input[1:], strict=False) if name]
+    return all(name in bounds and sign * bounds[name] <= 0 for sign, name in signed)
 
 
 def _biases_of_grouped_transposes(model: onnx.ModelProto) -> list[onnx.TensorProto]:
@@ -263,7 +300,7 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
         whole = ONNXModel(model)
         whole.replace_gemm_with_matmul()
         block, symmetric, level = map(method.option, ("block", "symmetric", "accuracy_level"))
-        tied = _tied_tables(whole.model) if method.option("embeddings") else {}
+        tied = _tied_tables(whole.model, block) if method.option("embeddings") else {}
         alone = method.option("embeddings") and any(
             node.op_type == "Gather" and node.name not in tied for node in whole.model.graph.node
         )
@@ -299,15 +336,20 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
     return run
 
 
-def _tied_tables(model: onnx.ModelProto) -> dict[str, str]:
-    """The names of ``Gather`` nodes whose table is the transposed weight of a ``MatMul``, to the output of that."""
+def _tied_tables(model: onnx.ModelProto, block: int) -> dict[str, str]:
+    """The names of ``Gather`` nodes whose table is the transposed weight of a ``MatMul``, to the output of that.
+
+    The rows are whole blocks: those of a product are padded, and a table would have as many columns.
+    """
     arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in arrays]
     return {
         node.name: product.output[0]
         for node in model.graph.node
         for product in products
-        if node.op_type == "Gather" and np.array_equal(arrays[node.input[0]].T, arrays[product.input[1]])
+        if node.op_type == "Gather"
+        and arrays[node.input[0]].shape[-1] % block == 0
+        and np.array_equal(arrays[node.input[0]].T, arrays[product.input[1]])
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.selectors import nearest_selectors
@@ -134,7 +135,8 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
             del assignment[node.name or ""]
             owner = owner_of(node)
             calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
-            joined.append(f"{calls}: a weight of {node.name} is beyond the range of {method}: it stays in float32")
+            why = f"is beyond the range of {method}" if method.row.largest else "has no numbers, or some are not finite"
+            joined.append(f"{calls}: a weight of {node.name} {why}: it stays as it is")
     changes = (rule for rule in recipe.rules if rule.method in CHANGES)
     changed = {call for rule in changes for call in tagged.select(*rule.selectors).inside}
     kept = {call for call, index in of_call.items() if index == last or methods[index] is None} - changed
@@ -229,9 +231,12 @@ def _stays_among(sequence: ir.Value, nodes: Collection[ir.Node]) -> bool:
 
 
 def exceeds_range(method: Method, node: ir.Node) -> bool:
-    """Whether a weight of a node does not fit the range of a method's numbers."""
+    """Whether a weight of a node does not fit the range of a method's numbers; integers hold finite ones."""
     if (largest := method.row.largest) is None:
-        return False
+        place = WEIGHTED[node.op_type].weight if node.op_type in WEIGHTED else len(node.inputs)
+        tensors = [weight.const_value for value in node.inputs[place:][:1] for weight in weights_behind(value)]
+        floats = [tensor.numpy() for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point()]
+        return any(not array.size or not np.isfinite(array).all() for array in floats)
     taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
     for weight in (weight for value in taken if value is not None for weight in weights_behind(value) or [value]):
         tensor = ir.convenience.get_const_tensor(weight)

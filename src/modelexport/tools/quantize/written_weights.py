@@ -25,7 +25,7 @@ from modelexport.regions.region import Region, weights_of
 from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
-from modelexport.tools.quantize.methods import Method
+from modelexport.tools.quantize.methods import Method, has_channels
 from modelexport.tools.quantize.weights_behind import same_nodes
 from modelexport.traces.tolerances import OF_BIASES, TIMES_MOVED
 
@@ -89,11 +89,10 @@ class _Comparison:
         products = weighted_nodes(self._before)
         for node in products:
             value = next(each for each in node.outputs if each.name)
-            last = [user for user in value.consumers() if user.op_type in _IN_RANGES]
-            found = [self._there.get(each.name) for each in (value, *(user.outputs[0] for user in last))]
-            if (target := next((each for each in found if each is not None), None)) is None:
+            ends = [value, *(user.outputs[0] for user in value.consumers() if user.op_type in _IN_RANGES)]
+            if (end := next((each for each in ends if each.name in self._there), None)) is None:
                 continue  # it is inside of what is compared with another product
-            region = Region.between([value], partial(self._is_inside, value))
+            target, region = self._there[end.name], Region.between([end], partial(self._is_inside, end))
             compared.update(region.nodes)
             if (maker := target.producer()) is None or not same_nodes(node, maker):
                 try:
@@ -125,7 +124,7 @@ class _Comparison:
         feeds = moved = _feeds(first, low, high, self._draw) if fed else np.zeros(0)  # a constant needs none
         if fed and data.dtype.is_floating_point():
             scales = [_scale(user) for user in self._there[data.name].consumers() if user.op_type == "QuantizeLinear"]
-            step = max([*scales, (high - low) / (2 * max(self._method.levels, _ACTIVATIONS) + 1)])
+            step = max([*scales, self._step_of(high - low)])
             moved = feeds + self._moves(feeds, step) * (feeds != 0)
         names, maker = {value.name for value in region.inputs}, target.producer()
         written = Region.between([target], lambda value: value.producer() is not None and value.name not in names)
@@ -144,36 +143,50 @@ class _Comparison:
             return math.inf
         rounding = np.spacing((region.outputs[0].dtype or ir.DataType.FLOAT).numpy().type(2))
         slack = float(rounding) * float(np.abs(right).max(initial=0)) + float(np.finfo(np.float32).tiny)
-        if maker is not None and maker.op_type == "DequantizeLinear" and self._measured:
-            right, *near = (np.clip(each, *self._range(target)) for each in (right, *near))
-            slack += _scale(maker)
         if self._measured:  # less than a step of what is stored is lost in any case, as of a bias without weights
-            slack += max([_scale(user) for user in target.consumers() if user.op_type == "QuantizeLinear"], default=0.0)
-        channels = None if first.op_type in _STATES else 1 if first.op_type.startswith("Conv") else -1
+            users = [*target.consumers()] if maker is None or maker.op_type != "DequantizeLinear" else [maker]
+            stored = [each for each in users if each.op_type in ("QuantizeLinear", "DequantizeLinear")]
+            slack += max(map(_scale, stored), default=0.0)
+            if stored == users:  # also what a Relu or Clip does, if it is left to the range of integers
+                right, made, *near = (np.clip(each, *self._range(target)) for each in (right, made, *near))
+        one_by_one = fed and not _rows(first) and first.op_type not in _STATES
+        channels = (1 if first.op_type.startswith("Conv") else -1) if one_by_one else None
         return _largest_error(made - right, [each - right for each in near], slack, channels)
+
+    def _step_of(self, reach: float) -> float:
+        """Between two numbers that activations of a range can be stored as."""
+        return reach / (2 * max(self._method.levels, _ACTIVATIONS) + 1)
 
     def _moved(self, node: ir.Node, written: Region) -> dict[ir.Value, ir.Value]:
         """The weights of a node with each element half of a step away, up or down."""
         has_one_scale = any(each.op_type == "ConvInteger" for each in written.nodes)  # ONNX Runtime's takes one
-        moved = {}
-        for value in _weights(node):
-            assert value.const_value is not None
+        moved, weights = {}, _weights(node)
+        for value in dict.fromkeys((*weights, data_of(node))):
+            if value.const_value is None or not value.const_value.dtype.is_floating_point():
+                continue  # what it multiplies is mostly no constant
             array = value.const_value.numpy()
-            wide = array.astype(np.float32)
-            wide += self._moves(wide, self._step(node, np.abs(wide), has_one_scale))
+            wide, sizes = array.astype(np.float32), np.abs(array).astype(np.float32)
+            by_channel = not has_one_scale and all(
+                has_channels(user.op_type, place, wide.ndim) for user, place in value.uses()
+            )
+            step = self._step(node, sizes, by_channel) if value in weights else self._step_of(2 * sizes.max())
+            wide += self._moves(wide, step)
             moved[value] = value_like(value, tensor=ir.tensor(wide.astype(array.dtype)))
         return moved
 
     def _moves(self, array: Any, step: Any) -> Any:
         return (self._draw.integers(0, 2, array.shape, dtype=np.int8) - np.float32(0.5)) * step
 
-    def _step(self, node: ir.Node, sizes: Any, has_one_scale: bool) -> Any:
+    def _step(self, node: ir.Node, sizes: Any, by_channel: bool) -> Any:
         """Between two numbers that a weight can be stored as, from the sizes of its elements; it broadcasts with it."""
         if "block" in self._method.row.options:
             axis, block = summed_axis(node), self._method.option("block")
             most = np.maximum.reduceat(sizes, np.arange(0, sizes.shape[axis], block), axis)
-            sizes = np.repeat(most, block, axis).take(np.arange(sizes.shape[axis]), axis)
-        elif node.op_type == "Gather" or has_one_scale or not self._method.option("per_channel"):
+            most = np.repeat(most, block, axis).take(np.arange(sizes.shape[axis]), axis)
+            # Of the largest numbers of both signs, symmetric integers have those of one.
+            beyond = np.maximum(sizes - most * np.float32(self._method.levels / (self._method.levels + 1)), 0)
+            return most / np.float32(self._method.levels) + 2 * beyond
+        if not (by_channel and self._method.option("per_channel")):
             sizes = sizes.max()
         else:
             kept = {axis % sizes.ndim for axis in result_axes(node)}
@@ -185,7 +198,8 @@ class _Comparison:
         if value.name not in self._measured:
             return 0.0, 1.0
         least, most = self._measured[value.name].range_value
-        return min(float(np.min(least)), 0.0), max(float(np.max(most)), 0.0)
+        low, high = min(float(np.min(least)), 0.0), max(float(np.max(most)), 0.0)
+        return (low, high) if low < high else (0.0, 1.0)  # of zeros alone, the scale is 1
 
     def _cut_off(self, node: ir.Node, value: ir.Value) -> Iterator[tuple[str, str]]:
         """What is wrong with the scale of a value, by what comes back of the ends of its range."""
@@ -210,6 +224,13 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
     return [value for value in node.inputs[place : place + 1 + (node.op_type in _RECURRENT)] if value is not None]
 
 
+def _rows(node: ir.Node) -> int:
+    """How many rows the bias of a ``Gemm`` is for, if it has several; otherwise 0, for any number of them."""
+    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
+    shape = bias.shape.numpy() if bias is not None and bias.shape is not None and bias.shape.is_static() else ()
+    return int(shape[0]) if len(shape) == 2 and shape[0] > 1 else 0
+
+
 def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) -> Any:
     """Inputs of a node: a single number in each, so that the results are elements of the weight, if it is a product."""
     weight, how = _weights(node)[0], node.attributes
@@ -230,6 +251,9 @@ def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) ->
         size *= how.get_int("group", 1) if node.op_type == "Conv" else 1
         dilations = how.get_ints("dilations", [1] * len(shape[2:]))
         spread = [1 + (length - 1) * step for length, step in zip(shape[2:], dilations, strict=True)]
+    if rows := _rows(node):
+        feeds = draw.choice(np.array([low, high], np.float32), (rows, size))
+        return feeds.T if how.get_int("transA", 0) else feeds
     at = places(size)
     feeds = np.zeros((len(at), size, *(2 * length for length in spread)), np.float32)
     values = np.where(np.arange(len(at)) % 2, high or low, low or high)
@@ -264,6 +288,9 @@ def _computed(
         else:
             copied.shape, copied.type = None, ir.TensorType(ir.DataType.from_numpy(arrays[0].dtype))
             others[copied.name or ""] = np.zeros(1, arrays[0].dtype)
+            for user, place in [*copied.uses()]:
+                if user.op_type.startswith("Conv") and place == 2:  # the bias has to have all channels
+                    user.replace_input_with(place, None)
     model = ir.Model(graph, ir_version=source.ir_version)
     session = open_session(unsigned_copy(model) or model)
     for array in arrays:
@@ -283,7 +310,8 @@ def _largest_error(error: Any, moves: Sequence[Any], slack: float, channels: int
     def norms(apart: Any) -> Any:
         rows = apart.reshape(-1, 1) if channels is None else np.moveaxis(apart, channels, -1)
         rows = np.square(rows.reshape(-1, rows.shape[-1]))
-        return np.sqrt(np.add.reduceat(rows, np.arange(0, len(rows), len(rows) if channels is None else _TOGETHER)))
+        starts = np.arange(0, 1 if channels is None else max(1, len(rows) - _TOGETHER + 1), _TOGETHER)
+        return np.sqrt(np.add.reduceat(rows, starts))
 
     largest = max(float(np.abs(each).max(initial=0)) for each in moves)
     slack += largest * OF_BIASES
