@@ -354,6 +354,45 @@ def test_a_fault_is_found_in_its_call(row: Row, sound: Callable[[str], Sound], t
     assert report.diverging.address == expected, report.diverging.reason
 
 
+class Gate(nn.Module):
+    """Decides which of two modules is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.yes, self.no = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.mean() > 0, lambda y: self.yes(y) * 2, lambda y: self.no(y) - y, (x,))
+
+
+CHOSEN = [
+    Row("", "1", "Greater", "the other branch, whose result PyTorch has, too", after("Not")),
+    Row(
+        "",
+        "0",
+        "Gemm",
+        "another value leaves a call than the one that it computes",
+        after("Mul", np.eye(2, 1, dtype=np.float32)),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    model, inputs = nn.Sequential(nn.Linear(4, 4), Gate(), nn.Linear(4, 4)), {"input": torch.randn(2, 4)}
+    path = export(model, inputs, tmp_path_factory.mktemp("chosen") / "m.onnx", check=False).path
+    return Sound(path, model, inputs, ModelRuns(model))
+
+
+@pytest.mark.parametrize("row", CHOSEN, ids=lambda row: row.op_type)
+def test_a_fault_before_branches_accuses_no_call_in_or_behind_them(row: Row, chosen: Sound, tmp_path: Path) -> None:
+    file = load_onnx(chosen.path)
+    row.plant(find(file, row))
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(chosen.model, chosen.inputs, tmp_path / "faulty.onnx", runs=chosen.runs)
+    assert {call.address for call in report.calls if call.status == "differ"} == {row.call}
+
+
 class HardlyDepends(nn.Module):
     """What follows from the first layer is, in one place, as exact as PyTorch's whatever the layer computes."""
 

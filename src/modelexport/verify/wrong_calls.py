@@ -118,7 +118,9 @@ def find_pairs(
             taken.add(tensor.content)
     missing: dict[ModuleCall, list[SeenTensor]] = {}
     for traced in matches.tagged.calls:
-        tensors = [t for t in telling_outputs(matches.reference, traced.call) if t.content not in matches.found]
+        left = matches.tagged.boundaries[traced.call].outputs  # elsewhere the tensor may be right and not be used
+        told = telling_outputs(matches.reference, traced.call)
+        tensors = [tensor for tensor in told if not any(matches.is_equal(value, tensor) for value in left)]
         if tensors:
             missing[traced.call] = tensors
     for call in reversed(missing):  # inner calls first: what a caller passes on is theirs
