@@ -6,15 +6,12 @@ decides by tensors made of sizes (``if torch.arange(n).max() > 5``): other instr
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-import dis
 import sys
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from itertools import product
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import onnx_ir as ir
@@ -23,8 +20,9 @@ from torch import nn
 
 from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.graph.size_bounds import bounds_of
-from modelexport.graph.size_conditions import SizeCondition, next_odd, renamed, simplified, sizes_against
+from modelexport.graph.size_conditions import SizeCondition, broken, next_odd, renamed, simplified, sizes_against
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
     changeable_sizes,
@@ -46,7 +44,9 @@ def conditions_by_running(model: nn.Module, inputs: Inputs, graph: ir.Model) -> 
         inputs: The example inputs; not changed.
         graph: The traced graph.
     """
-    return simplified([*_with_implied(model, inputs, graph), *_by_instructions(model, inputs, graph)])
+    recorded = _with_implied(model, inputs, graph)
+    known = [condition for condition in recorded if condition.in_model]
+    return simplified([*recorded, *_by_instructions(model, inputs, graph, known)])
 
 
 def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[SizeCondition]:
@@ -91,21 +91,30 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
 
     with contextlib.suppress(Exception), untouched(model, runs=False), torch.no_grad():
         args, kwargs = run_arguments(tree_map(symbolic, inputs))
-        with replaced({"guards": recorded.logging}), fake:
+        with replaced({"guards": recorded.logging}), attribute_set(builtins, "len", _length), fake:
             model(*args, **kwargs)
     equal = [SizeCondition(f"{symbol} == {other}") for symbol, other in env.replacements.items()]
     return renamed([*recorded.conditions(), *equal], symbols)
 
 
-def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Iterator[SizeCondition]:
-    """A condition for each axis with whose other sizes other instructions of the model's code run."""
+_len = len
+
+
+def _length(of: Any) -> Any:
+    """What ``len`` returns, but the symbol of a tensor's size: Python makes a number of what ``__len__`` returns."""
+    return of.shape[0] if isinstance(of, torch.Tensor) and of.dim() else _len(of)
+
+
+def _by_instructions(
+    model: nn.Module, inputs: Inputs, graph: ir.Model, known: Collection[SizeCondition]
+) -> Iterator[SizeCondition]:
+    """A condition for each axis with whose other sizes, if the known ones hold, other instructions of the model run."""
     sizes, before = symbol_sizes(inputs, graph), list(changeable_sizes(inputs, graph))
-    codes: set[CodeType] = set()
-    path = _instructions(model, inputs, codes)
+    path = _instructions(model, inputs)
 
     def deciding(changed: Mapping[str, int]) -> tuple[str, str] | bool | None:
-        """The line that decides otherwise, ``None`` if none does; False if the model does not accept the sizes."""
-        if too_large(inputs, graph, {**sizes, **changed}):
+        """The line that decides otherwise, ``None`` if none does; False if the sizes are not accepted."""
+        if broken(known, {**sizes, **changed}) or too_large(inputs, graph, {**sizes, **changed}):
             return False
         other = _instructions(model, with_sizes(inputs, graph, {**sizes, **changed}))
         if path is None or other is None:
@@ -119,13 +128,6 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
     def decides_alike(symbol: str, size: int) -> bool:
         return deciding({symbol: size}) is None
 
-    numbers = _compared_numbers(codes) if path is not None and len(before) > 1 else []
-    for first in before if numbers else ():
-        others = [symbol for symbol in before if symbol != first]
-        largest = max(_beyond(number, sizes[second]) for number in numbers for second in others)
-        if isinstance(deciding({first: largest}), tuple):  # a run for each axis, and more only where one decides
-            for number, second in product(numbers, others):
-                yield from _bound_by_other(first, second, sizes, number, deciding)
     changes = (next_odd, lambda n: 4 * n, lambda n: max(n // 2, 1))
     together = [{symbol: change(sizes[symbol]) for symbol in before} for change in changes]
     if not any(deciding(changed) is not None for changed in together if changed):
@@ -142,65 +144,11 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
             yield SizeCondition(f"{bounds.format(symbol)}", where, source, in_model=True)
 
 
-def _bound_by_other(
-    first: str, second: str, sizes: Mapping[str, int], number: int, deciding: Callable[[Mapping[str, int]], Any]
-) -> Iterator[SizeCondition]:
-    """The condition that an axis is at most a multiple of another one and a number, if runs decide so.
-
-    Args:
-        number: A distance or a factor of the two that the model's code may compare.
-    """
-    ends: list[tuple[int, int]] = []
-    for other in (sizes[second], sizes[second] + 2, 2 * sizes[second] + 3):
-        beyond = _beyond(number, other)
-        found = deciding({first: beyond, second: other})
-        if not isinstance(found, tuple) or deciding({second: other}) is not None:
-            return
-
-        def decides(size: int, other: int = other) -> bool:
-            return deciding({first: size, second: other}) is not None
-
-        larger = range(sizes[first] + 1, beyond)
-        ends.append((other, sizes[first] + bisect_left(larger, True, key=decides)))
-        where, source = found
-    (one, end), *others = ends
-    factor = (others[0][1] - end) // (others[0][0] - one)
-    if factor > 0 and all(last == end + factor * (other - one) for other, last in others):
-        rest = end - factor * one
-        formula = f"{first} <= {factor} * {second} {'-' if rest < 0 else '+'} {abs(rest)}"
-        yield SizeCondition(formula.replace(" 1 * ", " ").removesuffix(" + 0"), where, source, in_model=True)
-
-
-def _beyond(number: int, other: int) -> int:
-    """A size that is more than the other one times a number, or plus it."""
-    return number * (other + 1) + 1 if number < _FACTORS else other + number + 1
-
-
-def _compared_numbers(codes: Collection[CodeType]) -> list[int]:
-    """The integers in lines of code that compare, of those that a covering set of two sizes may not reach."""
-    numbers = set[int]()
-    for code in codes:
-        lines = defaultdict[int | None, list[dis.Instruction]](list)
-        for each in dis.get_instructions(code):
-            lines[each.positions.lineno if each.positions else None].append(each)
-        for line in lines.values():
-            if any(each.opname in ("COMPARE_OP", "CONTAINS_OP") for each in line):
-                numbers |= {n for each in line if type(n := each.argval) is int and each.opname in _LOAD}
-    return [number for number in sorted(numbers) if _LEAST <= number <= _MOST]
-
-
-_LOAD = ("LOAD_CONST", "LOAD_SMALL_INT")
-_LEAST, _FACTORS, _MOST = 5, 10, 64
-"""The least number that is tried as a distance or a factor, from which it is only tried as a distance, and the most."""
 _Path = list[tuple[str, int, int]]
 
 
-def _instructions(model: nn.Module, inputs: Inputs, codes: set[CodeType] | None = None) -> _Path | None:
-    """The instructions of the model's code in a run: files, positions and lines. ``None`` if the run fails.
-
-    Args:
-        codes: The code that runs is added to it.
-    """
+def _instructions(model: nn.Module, inputs: Inputs) -> _Path | None:
+    """The instructions of the model's code in a run: files, positions and lines. ``None`` if the run fails."""
     path: _Path = []
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -208,8 +156,6 @@ def _instructions(model: nn.Module, inputs: Inputs, codes: set[CodeType] | None 
             return None
         # Python 3.13 sends the instructions of frames that are traced when they are asked for.
         frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = trace, True, False
-        if event == "call" and codes is not None:
-            codes.add(frame.f_code)
         if event == "opcode":
             path.append((frame.f_code.co_filename, frame.f_lasti, frame.f_lineno))
         return trace
