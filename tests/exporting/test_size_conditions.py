@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from modelexport import cost, export, profile, verify
 from modelexport.cli.show_export import format_export
-from modelexport.errors import CheckError, UsageError
+from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_trials import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
@@ -309,6 +309,16 @@ def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compar
     tried = SizeTrials(sides, INPUTS).run(sizes)
     assert tried is not None
     assert tried.status == "agree"
+
+
+def test_a_size_that_onnx_runtime_does_not_run_is_excluded_for_that_reason(exported: Any, monkeypatch: Any) -> None:
+    def refuses(*arguments: Any) -> Any:
+        raise RunError("ONNX Runtime cannot run the model: it has no rows")
+
+    monkeypatch.setattr(Sides, "as_run", refuses)
+    sides = Sides.of(ModelRuns(Decides()), INPUTS, read_tagged(exported.path))
+    reason = sides.fault_beside_nan(INPUTS, [np.array([math.nan])])
+    assert reason == "PyTorch returns NaN, and ONNX Runtime cannot run the model: it has no rows"
 
 
 def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:

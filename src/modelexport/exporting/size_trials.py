@@ -61,11 +61,11 @@ class SizeTrials:
                 right = sides.returned(inputs)
                 if not sides.agrees(inputs, right):
                     return tried(sides.compared(inputs, {})[1])
-                return Tried("agree") if sides.has_nan_of_model(inputs, right) else Tried("differ", _NOTHING)
+                fault = sides.fault_beside_nan(inputs, right)
+                return Tried("differ" if fault else "agree", fault)
             except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
                 return Tried("not compared")
 
 
-_NOTHING = "PyTorch returns NaN, as for the mean of nothing, and ONNX Runtime does not"
 _LARGEST = 1100
 """The largest size of an axis in a run, unless twice that of the example is larger."""

@@ -238,18 +238,22 @@ class Sides:
             relative_error(first, second) <= EQUAL_IN_FLOAT64 for first, second in zip(expected, arrays, strict=True)
         )
 
-    def has_nan_of_model(self, inputs: Inputs, right: Sequence[Any]) -> bool:
-        """Whether ONNX Runtime returns NaN where the model does: its mean of nothing is another number.
+    def fault_beside_nan(self, inputs: Inputs, right: Sequence[Any]) -> str:
+        """What ONNX Runtime does otherwise where the model returns NaN: its mean of nothing is another number.
 
         Args:
             right: What the model returns in float64.
+
+        Returns:
+            A phrase; empty if it returns NaN, too, or if the model returns none.
         """
         if not any(array.dtype.kind == "f" and np.isnan(array).any() for array in right):
-            return True
+            return ""
         try:
-            return all(output.status != "differ" for output in self.as_run(inputs, CPU, right).outputs)
-        except UsageError:  # it cannot run the file with these inputs
-            return False
+            agrees = all(output.status != "differ" for output in self.as_run(inputs, CPU, right).outputs)
+        except UsageError as error:
+            return f"PyTorch returns NaN, and {error}"
+        return "" if agrees else "PyTorch returns NaN, as for the mean of nothing, and ONNX Runtime does not"
 
     def feeds(self, inputs: Inputs, reference: Trace | None = None) -> Mapping[str, Any]:
         """The inputs under the names of the file's.
