@@ -77,7 +77,7 @@ def test_a_file_does_not_differ_from_itself(name: str, exported: Exporter) -> No
     assert comparison.values.equal == sum(held.initializers for held in comparison.first.parameters.values()) > 0
 
 
-@pytest.mark.parametrize("encoding", ["functions", "attributes"])
+@pytest.mark.parametrize("encoding", ["functions", pytest.param("attributes", marks=pytest.mark.slow)])
 def test_the_same_export_in_another_encoding_differs_in_the_encoding_only(
     encoding: Any, exported: Exporter, tmp_path: Path
 ) -> None:

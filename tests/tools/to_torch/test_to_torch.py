@@ -351,6 +351,7 @@ def test_a_dynamic_image_is_resized_to_sizes(mode: str, factor: float | None, tm
     assert torch.allclose(modelexport.to_torch(path)(x), Back()(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_corners_stay_corners_with_a_scale_that_is_not_a_whole_number(tmp_path: Path) -> None:
     model, x = nn.Upsample(scale_factor=1.7, mode="bilinear", align_corners=True), torch.randn(1, 2, 10, 9)
     path = modelexport.export(model, (x,), tmp_path / "x.onnx", check=False).path
@@ -375,6 +376,7 @@ def test_classes_of_narrow_types_are_found_too(dtype: torch.dtype, tmp_path: Pat
     assert source.model()(x).equal(model(x))
 
 
+@pytest.mark.slow
 def test_a_class_that_differs_at_odd_sizes_is_written_out(tmp_path: Path) -> None:
     layer, x = nn.AvgPool2d(2, ceil_mode=True, divisor_override=2), torch.randn(2, 3, 8, 8)
     path = modelexport.export(nn.Sequential(layer), (x,), tmp_path / "x.onnx", dynamic=True, check=False).path
