@@ -102,6 +102,11 @@ def test_sizes_are_computed_once_their_symbols_are_known(size: str, found: int |
     assert put_size(size, {"a": "4", "b": "3"}) == found
 
 
+@pytest.mark.parametrize("size", ["s1 + s2", "s2 + s1"])
+def test_a_sum_has_one_name_whatever_order_a_capture_gives_it(size: str) -> None:
+    assert put_size(size, {"s1": "sequence", "s2": "past"}) == "past + sequence"
+
+
 class Constants(nn.Module):
     """Axes that a capture makes constants, and that the model accepts other sizes of: squares, and smaller ones."""
 

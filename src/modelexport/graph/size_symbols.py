@@ -11,11 +11,17 @@ import onnx_ir as ir
 from modelexport.graph.nodes import inputs_and_results, sizes_of
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_SUM = re.compile(rf"{SYMBOL.pattern}( \+ {SYMBOL.pattern})+")
 
 
 def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
-    """A size with its symbols replaced; an integer if no symbol is left."""
+    """A size with its symbols replaced; an integer if no symbol is left.
+
+    A sum of symbols is in the order of their names: a capture has an order of its own, which differs between models.
+    """
     text = symbols.get(size) or SYMBOL.sub(lambda match: symbols.get(match[0], match[0]), size)
+    if _SUM.fullmatch(text) and size not in symbols:
+        return " + ".join(sorted(text.split(" + ")))
     if text.isdigit():
         return int(text)
     if SYMBOL.search(text) is None and "**" not in text:  # powers could fill the memory
