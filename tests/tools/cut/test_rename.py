@@ -91,9 +91,6 @@ def test_an_export_with_such_names_is_the_renamed_export(exported: Exporter, tmp
     assert [(node.name, [value.name for value in node.outputs]) for node in all_nodes(one)] == [
         (node.name, [value.name for value in node.outputs]) for node in all_nodes(two)
     ]
-    report = verify(file.case.build(), file.case.inputs(), tmp_path / "named.onnx")
-    assert report.agrees
-    assert not report.claims
 
 
 @pytest.mark.slow
