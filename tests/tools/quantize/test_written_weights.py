@@ -79,6 +79,11 @@ FAULTS: dict[str, tuple[str, str, Change]] = {
     "a transposed block": ("int4", "_Q4", lambda codes: np.roll(codes, 1, -1)),
     "blocks in another order": ("int8-weights", "_Q8", lambda codes: codes[:, ::-1].copy()),
     "a zero point": ("int8-dynamic", "_zero_point", lambda zero: zero + np.uint8(1)),
+    "a zero point beside the step of a result": (
+        "int8-static",
+        "0.5_zero_point",
+        lambda zero: zero + zero.dtype.type(3),
+    ),
     "a zero point of blocks": ("int4", "_zero_points", lambda zero: zero + np.uint8(1)),
     "the scale of a bias": ("int8-static", "2.0_quantized_scale", lambda scale: scale * 2),
     "a lost factor": ("int8-dynamic", "_scale", lambda scale: scale * 2),

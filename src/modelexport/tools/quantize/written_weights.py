@@ -126,6 +126,7 @@ class _Comparison:
             scales = [_scale(user) for user in self._there[data.name].consumers() if user.op_type == "QuantizeLinear"]
             step = max([*scales, self._step_of(high - low)])
             moved = feeds + self._moves(feeds, step) * (feeds != 0)
+        end, target = target, _before_rounding(target)
         names, maker = {value.name for value in region.inputs}, target.producer()
         written = Region.between([target], lambda value: value.producer() is not None and value.name not in names)
         states = {value.name for node in inside for value in node.inputs[_STATES.get(node.op_type, slice(0))] if value}
@@ -143,15 +144,26 @@ class _Comparison:
             return math.inf
         rounding = np.spacing((region.outputs[0].dtype or ir.DataType.FLOAT).numpy().type(2))
         slack = float(rounding) * float(np.abs(right).max(initial=0)) + float(np.finfo(np.float32).tiny)
+        one_by_one = fed and not _rows(first) and first.op_type not in _STATES
+        channels = (1 if first.op_type.startswith("Conv") else -1) if one_by_one else None
+        step = 0.0
         if self._measured:  # less than a step of what is stored is lost in any case, as of a bias without weights
             users = [*target.consumers()] if maker is None or maker.op_type != "DequantizeLinear" else [maker]
             stored = [each for each in users if each.op_type in ("QuantizeLinear", "DequantizeLinear")]
-            slack += max(map(_scale, stored), default=0.0)
+            step = max(map(_scale, stored), default=0.0)
             if stored == users:  # also what a Relu or Clip does, if it is left to the range of integers
-                right, made, *near = (np.clip(each, *self._range(target)) for each in (right, made, *near))
-        one_by_one = fed and not _rows(first) and first.op_type not in _STATES
-        channels = (1 if first.op_type.startswith("Conv") else -1) if one_by_one else None
-        return _largest_error(made - right, [each - right for each in near], slack, channels)
+                right, made, *near = (np.clip(each, *self._range(end)) for each in (right, made, *near))
+        moves = [each - right for each in near]
+        error = made - right
+        largest = _largest_error(error, moves, slack + step, channels)
+        if step and one_by_one and data.dtype.is_floating_point():  # errors of weights add up to one of the step
+            weight = _weights(first)[0].const_value
+            assert weight is not None
+            shape = weight.shape.numpy()
+            summed = math.prod(shape) // math.prod(shape[axis] for axis in result_axes(first))
+            of_bias = np.take(error, [-1], 0 if channels == 1 else -2)  # the last input is zeros
+            largest = max(largest, _largest_error(error - of_bias, moves, slack + step / summed, channels))
+        return largest
 
     def _step_of(self, reach: float) -> float:
         """Between two numbers that activations of a range can be stored as."""
@@ -218,6 +230,17 @@ def _scale(node: ir.Node) -> Any:
     return np.inf if tensor is None else tensor.numpy()
 
 
+def _before_rounding(value: ir.Value) -> ir.Value:
+    """What a value was before it was quantized and dequantized; itself if it was not."""
+    before = value
+    for operator in ("DequantizeLinear", "QuantizeLinear"):
+        maker = before.producer()
+        if maker is None or maker.op_type != operator or maker.inputs[0] is None:
+            return value
+        before = maker.inputs[0]
+    return before
+
+
 def _weights(node: ir.Node) -> Sequence[ir.Value]:
     """The weights of a node that are quantized."""
     place = WEIGHTED[node.op_type].weight
@@ -232,7 +255,10 @@ def _rows(node: ir.Node) -> int:
 
 
 def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) -> Any:
-    """Inputs of a node: a single number in each, so that the results are elements of the weight, if it is a product."""
+    """Inputs of a node, such that the results are elements of the weight, if it is a product: one number in each.
+
+    There is none in the last one, whose result is the bias.
+    """
     weight, how = _weights(node)[0], node.attributes
     assert weight.const_value is not None
     shape = weight.const_value.shape.numpy()
@@ -255,7 +281,7 @@ def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) ->
         feeds = draw.choice(np.array([low, high], np.float32), (rows, size))
         return feeds.T if how.get_int("transA", 0) else feeds
     at = places(size)
-    feeds = np.zeros((len(at), size, *(2 * length for length in spread)), np.float32)
+    feeds = np.zeros((len(at) + 1, size, *(2 * length for length in spread)), np.float32)
     values = np.where(np.arange(len(at)) % 2, high or low, low or high)
     feeds[np.arange(len(at)), at, *(draw.integers(length - 1, 2 * length, len(at)) for length in spread)] = values
     return feeds.T if how.get_int("transA", 0) else feeds
