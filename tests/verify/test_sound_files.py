@@ -156,6 +156,19 @@ def test_a_result_that_is_rounding_alone(tmp_path: Path) -> None:
     assert verify(model, inputs, tmp_path / "faulty.onnx").verdict == "differ"
 
 
+class Nothing(nn.Module):
+    """Returns what is zero but for rounding, and has no weights whose last bits would show that."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.softmax(-1).sum(-1) - 1, nn.functional.group_norm(x[:, :, None].expand(-1, -1, 7), x.shape[-1])
+
+
+def test_results_of_inputs_alone_that_are_rounding_alone(tmp_path: Path) -> None:
+    result = export(Nothing(), (torch.randn(40, 3),), tmp_path / "m.onnx", frontend="torchscript", verify=True)
+    assert result.verified is not None
+    assert result.verified.agrees
+
+
 class Bytes(nn.Module):
     """Divides integers, which gives a number of the default type."""
 

@@ -88,8 +88,8 @@ def measure_noise(
     constants: Mapping[ir.Value, Any],
     replace: Mapping[ir.Value, Any] | None = None,
 ) -> tuple[dict[ir.Value, float], dict[ir.Value, float]]:
-    """How much each value changes, as a share of its size, if the constants of the file are rounded otherwise; and with
-    the last bits of inputs and parameters: by all of its size where a sum is zero but for rounding.
+    """How much each value changes if the constants of the file are rounded otherwise, as a share of its size; and with
+    the last bits of inputs and parameters, as a distance, which a sum has that is zero but for rounding.
 
     An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are
     the results of nodes that only a runtime computes, in float32.
@@ -109,7 +109,8 @@ def measure_noise(
 
     def moved(array: Any) -> Any:
         wide = run.widened(np.asarray(array))
-        return wide * (1 + generator.choice([-1, 1], wide.shape) * 2.0**-52) if wide.dtype == np.float64 else array
+        bit = 2 * UNITS.get(wide.dtype.name, 0.0)
+        return (wide * (1 + generator.choice([-1, 1], wide.shape) * bit)).astype(wide.dtype) if bit else array
 
     def moved_parameter(value: ir.Value, array: Any) -> Any:
         return moved(array) if is_moved_parameter(value) else array
@@ -118,7 +119,9 @@ def measure_noise(
     inputs = {name: moved(array) for name, array in inputs.items()}
     constants = {value: moved_parameter(value, array) for value, array in constants.items()}
     last_bits = trace_file(run, inputs, reference, replace=replace, constants=constants, change=moved_parameter)
-    return _changes(trace, noisy), _changes(trace, last_bits)
+    sizes = {value: min(a.norm for a in prints) for value, prints in trace.prints.items() if prints}
+    shares = {value: apart / sizes[value] for value, apart in _changes(trace, noisy).items() if sizes[value]}
+    return shares, _changes(trace, last_bits)
 
 
 def _meets_tensors(value: ir.Value) -> bool:
@@ -126,14 +129,12 @@ def _meets_tensors(value: ir.Value) -> bool:
 
 
 def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:
-    """The largest change of each value between two runs, as a share of its size."""
+    """The largest distance of each value between two runs."""
     changes = {}
     for value, prints in trace.prints.items():
-        again = other.prints.get(value, [])
-        sizes = [a.norm for a in prints]
-        apart = [a.distance(b) for a, b in zip(prints, again, strict=False) if a.size == b.size]
-        if len(apart) == len(prints) and all(sizes):
-            changes[value] = max(a / size for a, size in zip(apart, sizes, strict=True))
+        apart = [a.distance(b) for a, b in zip(prints, other.prints.get(value, []), strict=False) if a.size == b.size]
+        if apart and len(apart) == len(prints):
+            changes[value] = max(apart)
     return changes
 
 

@@ -174,7 +174,7 @@ def judged(run: AsRun, compared: Compared, *, other_weights: bool = False) -> As
         reason = "in float64 it agrees; in the types of the file rounding grows"
     outputs = [
         changed(output, status=status, reason=reason)
-        if output.status == "differ" and output.relative is not None and output.relative < float("inf")
+        if output.status == "differ" and output.absolute is not None and output.absolute < float("inf")
         else output
         for output in run.outputs
     ]

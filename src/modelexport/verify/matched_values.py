@@ -118,7 +118,7 @@ class Matches:
         prints, its = self.trace.prints.get(value), tensor.content.fingerprint
         if not prints or self.trace.shapes.get(value) != tensor.shape:
             return False
-        rounding = TIMES_NOISE * self.rounding.get(value, 0.0) * prints[-1].norm
+        rounding = TIMES_NOISE * self.rounding.get(value, 0.0)
         return prints[-1].equal_in_order(its, self.allowed_error(value)) or prints[-1].distance(its) <= rounding
 
     @cached_property

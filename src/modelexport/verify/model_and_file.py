@@ -278,7 +278,7 @@ class Sides:
         """The same in the model's own types if what it computes in float64 is something else, but for rounding.
 
         A model that asks for the type of its tensors may do so. Where much is between the two, the last bit of each
-        weight is changed, to see what rounding makes of the result. If the file agrees with both runs but for a choice
+        number is changed, to see what rounding makes of the result. If the file agrees with both runs but for a choice
         among equal scores, PyTorch only chose others there.
         """
         exact = self.runs.outputs(inputs, self.wide)

@@ -10,7 +10,15 @@ from torch import nn
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import Inputs, as_array, as_stored, has_elements, output_tensors, run_arguments
+from modelexport.pytorch.nested_tensors import (
+    Inputs,
+    as_array,
+    as_stored,
+    has_elements,
+    output_tensors,
+    run_arguments,
+    tensors_in,
+)
 
 
 def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, nudged: bool = False) -> list[Any]:
@@ -18,7 +26,7 @@ def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, n
 
     Args:
         as_exported: With masks that hide nothing and without fused operators, as front ends see it.
-        nudged: With the last bit of each weight changed, which shows what rounding makes of the result.
+        nudged: With the last bit of inputs and weights changed, which shows what rounding makes of the result.
 
     Raises:
         InputsError: The model raised, which a capture may not show: it replaces operations that write into tensors.
@@ -29,7 +37,8 @@ def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, n
 
     args, kwargs = run_arguments(inputs)
     with untouched(model, masks=as_exported), raised_as(failed):
-        for tensor in [*model.parameters(), *model.buffers()] if nudged else ():
+        given = [tensor for _, tensor in tensors_in([args, kwargs])]
+        for tensor in [*given, *model.parameters(), *model.buffers()] if nudged else ():
             if tensor.is_floating_point():
                 signs = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 * 2 - 1
                 tensor.data = tensor.data * (1 + torch.finfo(tensor.dtype).eps * signs).to(tensor.dtype)
