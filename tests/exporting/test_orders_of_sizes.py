@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from modelexport import export
-from modelexport.capture.decisions_by_running import conditions_by_running
+from modelexport.capture.traced_size_conditions import size_conditions_of_trace
 
 
 def pad_shorter(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_a_comparison_of_lengths_in_a_traced_model_is_recorded_as_it_is_written(
         '<ir_version: 10, opset_import: ["": 18]> g (float[n, 4] x, float[m, 4] y) => (float[n, 4] z) {z = Relu(x)}'
     )
     inputs = {"x": torch.rand(5, 4), "y": torch.rand(5, 4)}
-    recorded = conditions_by_running(Compares(decided(holds)), inputs, graph)
+    recorded = size_conditions_of_trace(Compares(decided(holds)), inputs, graph)
     assert [one.formula for one in recorded if one.in_model] == [formula]
 
 

@@ -118,6 +118,17 @@ def test_children_are_found_below_every_name_that_they_have() -> None:
     assert list(model._modules.items()) == [("0", child), ("1", child)]
 
 
+def test_a_module_keeps_its_tensors_and_hooks_by_name() -> None:
+    model = nn.BatchNorm1d(2)
+    hook, before = model.register_forward_hook(print), model.register_forward_pre_hook(print)
+    assert (list(model._parameters), list(model._forward_hooks), list(model._forward_pre_hooks)) == (
+        ["weight", "bias"],
+        [hook.id],
+        [before.id],
+    )
+    assert "running_mean" in model._buffers
+
+
 def test_auto_classes_say_which_models_they_are_for() -> None:
     assert hasattr(transformers.AutoModel, "_model_mapping")
     assert not hasattr(transformers.BertConfig, "_model_mapping")

@@ -185,6 +185,7 @@ def test_a_tool_that_cannot_be_imported_is_one_line_of_a_command(
         ("'count'", "is a str, not a modelexport.tools.Tool"),
         ("Tool('wrong', {'count': 'my_package:count'})", "has commands that are not each a modelexport.tools.Command"),
         ("Tool('wrong', kinds=('my_package:KIND'))", "has kinds that are not a tuple"),
+        ("Tool('wrong', kinds=(object(),))", "has kinds that are not each a text"),
     ],
 )
 def test_what_is_not_a_tool_is_a_warning_and_left_out(

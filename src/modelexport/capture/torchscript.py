@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
-from modelexport.capture.decisions_by_running import conditions_by_running
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
 from modelexport.capture.lines_of_code import LinesOfCode
@@ -36,6 +35,7 @@ from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
+from modelexport.capture.traced_size_conditions import size_conditions_of_trace
 from modelexport.capture.value_decisions import NoDecisions
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec
 from modelexport.core.collected_messages import collected
@@ -124,7 +124,7 @@ def capture_by_tracing(
     exported = traced.result(_typed(onnx.load_model_from_string(file.getvalue()), dynamic=dynamic), len(names))
     if not dynamic:
         return exported
-    return dataclasses.replace(exported, conditions=conditions_by_running(model, inputs, exported.model))
+    return dataclasses.replace(exported, conditions=size_conditions_of_trace(model, inputs, exported.model))
 
 
 def _typed(proto: onnx.ModelProto, *, dynamic: bool) -> ir.Model:

@@ -1,4 +1,8 @@
-"""Operators that compute with a weight: which input it is, and which of its axes are those of inputs and of results."""
+"""Operators that compute with a weight: which input it is, and which of its axes are those of inputs and of results.
+
+Quantizers, adapters, figures of cost and ``to-torch`` read it. Which operators a method of ``quantize`` takes is in its
+row, and which module of PyTorch an operator becomes in the tables of ``to-torch``.
+"""
 
 from __future__ import annotations
 

@@ -43,11 +43,15 @@ class _Vendor(NamedTuple):
     """The options that matter."""
     computes: str = "float32"
     """The type in which it computes what a file has in float32, unless an option says otherwise."""
+    by_node: bool = False
+    """Whether ONNX Runtime runs it node by node, so that modules can be timed."""
 
 
 KNOWN_DEVICES: Mapping[str, _Vendor] = {
-    "cpu": _Vendor("onnxruntime", "every operator, on the CPU"),
-    "cuda": _Vendor("onnxruntime-gpu", "float32, float16 and int8 on NVIDIA's GPUs", ("device_id", "use_tf32")),
+    "cpu": _Vendor("onnxruntime", "every operator, on the CPU", by_node=True),
+    "cuda": _Vendor(
+        "onnxruntime-gpu", "float32, float16 and int8 on NVIDIA's GPUs", ("device_id", "use_tf32"), by_node=True
+    ),
     "tensorrt": _Vendor(
         "onnxruntime-gpu", "engines for NVIDIA's GPUs", ("device_id", "trt_fp16_enable", "trt_engine_cache_enable")
     ),
@@ -61,18 +65,18 @@ KNOWN_DEVICES: Mapping[str, _Vendor] = {
         ("backend_path", "soc_model", "enable_htp_fp16_precision", "htp_performance_mode", "profiling_level"),
         "float16",
     ),
-    "dml": _Vendor("onnxruntime-directml", "DirectX 12 on Windows", ("device_id",)),
-    "webgpu": _Vendor("onnxruntime-ep-webgpu", "GPUs through WebGPU", ("preferredLayout",)),
+    "dml": _Vendor("onnxruntime-directml", "DirectX 12 on Windows", ("device_id",), by_node=True),
+    "webgpu": _Vendor("onnxruntime-ep-webgpu", "GPUs through WebGPU", ("preferredLayout",), by_node=True),
     "coreml": _Vendor(
         "onnxruntime", "Apple's GPUs and Neural Engine, on macOS", ("MLComputeUnits", "ModelFormat"), "float16"
     ),
-    "xnnpack": _Vendor("onnxruntime", "float32 on ARM and x86, where it is built in", ("intra_op_num_threads",)),
+    "xnnpack": _Vendor(
+        "onnxruntime", "float32 on ARM and x86, where it is built in", ("intra_op_num_threads",), by_node=True
+    ),
     "nnapi": _Vendor("onnxruntime-android", "Android's accelerators"),
     "vitisai": _Vendor("onnxruntime-vitisai", "quantized models on AMD's NPUs", ("config_file", "cache_dir")),
 }
 """Short names to vendors. A provider that is not listed has a short name all the same (:func:`short_name`)."""
-_BY_NODE = {"cpu", "cuda", "dml", "webgpu", "js", "xnnpack"}
-"""Devices on which ONNX Runtime runs node by node."""
 _SERVICES = {"AzureExecutionProvider"}
 """Providers that send inputs to a service: no device."""
 _OFF = {"enable_htp_fp16_precision": "0"}
@@ -187,7 +191,7 @@ def find_device(text: str, limit: float = math.inf) -> Device:
         version=version,
         computes=_computes(name, options),
         simulated=name == "qnn" and _is_x86(),
-        compiles=name not in _BY_NODE,
+        compiles=name not in KNOWN_DEVICES or not KNOWN_DEVICES[name].by_node,
     )
 
 

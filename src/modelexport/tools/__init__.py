@@ -139,7 +139,10 @@ def _wrong_in(tool: object) -> str:
     are_commands = isinstance(tool.commands, Mapping) and all(isinstance(it, Command) for it in tool.commands.values())
     if not are_commands:
         return "has commands that are not each a modelexport.tools.Command by its name"
-    return "" if isinstance(tool.kinds, tuple) else "has kinds that are not a tuple, which a comma makes of one kind"
+    if not isinstance(tool.kinds, tuple):
+        return "has kinds that are not a tuple, which a comma makes of one kind"
+    are_places = all(isinstance(kind, str) for kind in tool.kinds)
+    return "" if are_places else "has kinds that are not each a text, package.module:name of a PackageKind"
 
 
 def _warn(problem: str) -> None:

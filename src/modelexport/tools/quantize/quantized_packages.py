@@ -1,4 +1,4 @@
-"""Packages quantized: each part with the same method for each module, and their weights once."""
+"""Quantized packages: one method for each module in all parts, weights once; what a search writes, also of a file."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from modelexport.pytorch.private_torch import FakeTensorMode, tree_map
 from modelexport.pytorch.runs.questions_of_values import is_of_model
 
 
-def conditions_by_running(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
+def size_conditions_of_trace(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
     """The conditions of the sizes of a traced graph, in its symbols.
 
     Args:
