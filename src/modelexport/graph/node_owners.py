@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
+from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError
 from modelexport.graph.nodes import all_nodes
 
@@ -24,6 +25,12 @@ def place_of(node: ir.Node) -> str:
     """The call and the line of code that a node comes from: ``encoder.dense, net:12``; empty if no call is known."""
     owner = owner_of(node)
     return "" if owner is None else ", ".join(filter(None, [str(owner.call), owner.line]))
+
+
+def calls_text(nodes: Iterable[ir.Node]) -> str:
+    """The first addresses of the calls that nodes belong to: ``layer.0.dense, layer.1.dense``."""
+    owners = [owner for node in nodes if (owner := owner_of(node)) is not None]
+    return first_few(dict.fromkeys(str(call) for owner in owners for call in owner.calls), 3)
 
 
 def required_owner(node: ir.Node) -> Owner:

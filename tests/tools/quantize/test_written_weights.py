@@ -10,16 +10,19 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import modelexport
-from modelexport.errors import CheckError, InputsError
+from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged
-from modelexport.tools.quantize import quantize
+from modelexport.tools.quantize import methods, quantize
 from modelexport.tools.quantize.methods import apply_method
+from modelexport.tools.quantize.search_within_bound import search
+from modelexport.tools.quantize.sensitivity import sensitivity
 
 pytestmark = pytest.mark.int8
 DRAW = np.random.default_rng(0)
@@ -263,6 +266,27 @@ RIGHT: dict[str, Case] = {
         {"w": normal(64, 64), "b": normal(4, 1)},
         DATA[0],
     ),
+    "a bias for each row with ranges": (
+        "int8-static",
+        one("Gemm", "x", "w", "b"),
+        {"w": normal(64, 64), "b": normal(4, 1)},
+        DATA[0],
+    ),
+    "a bias for each element with ranges": (
+        "int8-static",
+        one("Gemm", "x", "w", "b"),
+        {"w": normal(64, 64), "b": normal(4, 64)},
+        DATA[0],
+    ),
+    "a weight that is both factors": (
+        "int4:algorithm=k_quant",
+        [
+            helper.make_node("MatMul", ["w", "w"], ["square"], "/square/MatMul"),
+            helper.make_node("MatMul", ["x", "square"], ["y"], "/layer/MatMul"),
+        ],
+        {"w": normal(64, 64)},
+        DATA[0],
+    ),
     "a bias that is beyond the range of int32": (
         "int8-static",
         one("Gemm", "x", "w", "b"),
@@ -316,11 +340,70 @@ def test_what_is_right_is_written(case: str, tmp_path: Path) -> None:
     assert np.linalg.norm(found - right) < (0.2 if to.startswith("int4") else 0.05) * np.linalg.norm(right)
 
 
-@pytest.mark.parametrize("weight", [np.full((64, 64), np.inf), np.full((64, 64), np.nan), np.zeros((64, 0))])
-def test_a_weight_without_finite_numbers_stays_as_it_is(weight: np.ndarray, tmp_path: Path) -> None:
-    file = adopted(tmp_path, one("MatMul", "x", "w"), w=weight)
-    written = modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic")
-    assert not written.methods
+NOT_FINITE = "a weight of /layer/MatMul has no numbers, or some are not finite"
+ODD = "a weight of /layer/MatMul has an odd number of blocks, 3, which k_quant cannot write (algorithm=rtn can)"
+BFLOAT16 = "a weight of /layer/MatMul is in bfloat16, which the library cannot read for {} (algorithm=rtn can)"
+LEFT: dict[str, tuple[str, np.ndarray, str]] = {
+    "infinities": ("int8-dynamic", np.full((64, 64), np.inf), NOT_FINITE),
+    "no numbers": ("int8-dynamic", np.full((64, 64), np.nan), NOT_FINITE),
+    "an empty axis": ("int8-dynamic", np.zeros((64, 0)), NOT_FINITE),
+    "an odd number of blocks": ("int4:algorithm=k_quant", normal(70, 32), ODD),
+    "bfloat16 and k_quant": (
+        "int8-weights:algorithm=k_quant",
+        normal(64, 32).astype(bfloat16),
+        BFLOAT16.format("k_quant"),
+    ),
+    "bfloat16 and hqq": ("int4:algorithm=hqq", normal(64, 32).astype(bfloat16), BFLOAT16.format("hqq")),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_a_library_cannot_store_stays_as_it_is(case: str, tmp_path: Path) -> None:
+    method, weight, why = LEFT[case]
+    dtype = TensorProto.BFLOAT16 if weight.dtype == bfloat16 else TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Cast", ["x"], ["data"], "/Cast", to=dtype),
+        helper.make_node("MatMul", ["data", "w"], ["product"], "/layer/MatMul"),
+        helper.make_node("Cast", ["product"], ["y"], "/Cast_1", to=TensorProto.FLOAT),
+    ]
+    file = adopted(tmp_path, nodes, w=weight)
+    written = modelexport.quantize(file, tmp_path / "q.onnx", to=method)
+    assert (written.methods, written.joined) == ({}, [f"layer: {why}: it stays as it is"])
+
+
+@pytest.fixture(params=["infinities", "an odd number of blocks"])
+def behind(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, str]:
+    """A file with a product before one whose weight a method cannot store, the method, and the line about that."""
+    method, weight, why = LEFT[request.param]
+    nodes = [helper.make_node("MatMul", ["x", "v"], ["y_first"], "/first/MatMul"), *one("MatMul", "y_first", "w")]
+    return adopted(tmp_path, nodes, v=normal(64, len(weight)), w=weight), method, f"layer: {why}: it stays as it is"
+
+
+def test_sensitivity_says_what_a_library_cannot_store(behind: tuple[Path, str, str]) -> None:
+    file, method, line = behind
+    report = sensitivity(file, to=method, data=DATA, output_name="y_first")
+    assert ([unit.calls for unit in report.units], report.table.notes[1]) == ([("first",)], line)
+
+
+def test_a_search_says_what_a_library_cannot_store(behind: tuple[Path, str, str]) -> None:
+    file, method, line = behind
+    made = search(file, to=[method], data=DATA * 2, within="error<=1", output_name="y_first").made
+    assert (made.outcome.methods, made.outcome.joined) == ({method: 1}, [line])
+
+
+def test_sensitivity_says_why_it_has_no_module(tmp_path: Path) -> None:
+    file = adopted(tmp_path, one("MatMul", "x", "w"), w=np.full((64, 64), np.inf))
+    with pytest.raises(UsageError, match=f"has no module that int8-dynamic can quantize: layer: {NOT_FINITE}"):
+        sensitivity(file, to="int8-dynamic", data=DATA)
+
+
+def test_a_library_that_fails_is_told_with_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: object) -> None:
+        raise ValueError("scale issue")
+
+    monkeypatch.setattr(methods, "_written", fails)
+    with pytest.raises(UsageError, match=r"^dense: .* int8-dynamic: keep the module with --keep NAME, .*: scale issue"):
+        modelexport.quantize(gemm(tmp_path), tmp_path / "q.onnx", to="int8-dynamic")
 
 
 class Split(nn.Module):

@@ -6,6 +6,7 @@ the same session as this process would, so that the figures are the same to the 
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -18,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.runtime.devices import CPU, find_device
@@ -26,6 +28,7 @@ from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Metric, find_metric
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import calibrate
+from modelexport.tools.quantize.recipes import left_alone
 from modelexport.tools.quantize.switched_model import SwitchableSession, Unit
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
@@ -115,8 +118,9 @@ def open_switched(
 ) -> SwitchableSession:
     """A session in which every unit can have every method; on a device, one for each choice."""
     if not units:
-        names = ", ".join(map(str, methods))
-        raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
+        left = left_alone(itertools.product(tagged.model.graph, methods)).values()
+        names, why = ", ".join(map(str, methods)), first_few(left, 1) or "no node has a weight it is for"
+        raise UsageError(f"{tagged.path} has no module that {names} can quantize: {why}")
     if not find_device(device).is_this_processor:
         from modelexport.tools.quantize.measured_on_device import OnDevice
 

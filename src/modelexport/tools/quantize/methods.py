@@ -139,12 +139,15 @@ def _value(where: str, default: Option, text: str, choices: tuple[str, ...] | No
     return int(text) if isinstance(default, int) else text
 
 
-def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = None) -> onnx.ModelProto:
+def apply_method(
+    model: onnx.ModelProto, method: Method, ranges: Path | None = None, of: str = "the model"
+) -> onnx.ModelProto:
     """Quantize every node of a model that a method can quantize; the names of its inputs and outputs are unchanged.
 
     Args:
         model: May be changed.
         ranges: The file of the ranges that calibration measured, for methods that need data.
+        of: The modules that the nodes are of, for messages.
 
     Raises:
         UsageError: The library that does it fails, or lacks a package.
@@ -159,9 +162,9 @@ def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = N
     except ImportError as error:
         raise UsageError(missing_extra(error) or f"{method} needs another package ({error})") from error
     except Exception as error:  # whatever the library raises
-        nodes = ", ".join(node.name for node in model.graph.node[:3])
         raise UsageError(
-            f"ONNX Runtime cannot quantize {nodes} to {method}: keep the module with --keep ({reason_of(error)})"
+            f"{of}: ONNX Runtime cannot quantize it to {method}: keep the module with --keep NAME, or choose another "
+            f"method (the library says: {reason_of(error)})"
         ) from error
 
 
@@ -217,7 +220,7 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
     cut = {node.input[0] for node in model.graph.node if node.op_type == "Clip" and not _lets_zero_pass(node, model)}
     marks = [f"{name}.size" for name in sorted(returned | cut)]
     model.graph.node.extend(onnx.helper.make_node("Size", [name.removesuffix(".size")], [name]) for name in marks)
-    biases = _biases_of_grouped_transposes(model) if method.option("per_channel") else []
+    biases = _biases_without_scales(model) if method.option("per_channel") else []
     for tensor in biases:  # the library leaves a bias alone that is an input
         model.graph.initializer.remove(tensor)
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -258,14 +261,20 @@ def _lets_zero_pass(clip: onnx.NodeProto, model: onnx.ModelProto) -> bool:
     return all(name in bounds and sign * bounds[name] <= 0 for sign, name in signed)
 
 
-def _biases_of_grouped_transposes(model: onnx.ModelProto) -> list[onnx.TensorProto]:
-    """Biases that stay in floating point: the library gives a bias the scales of its weight, of which there are fewer.
+def _biases_without_scales(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Biases that stay in floating point: the library gives a bias the scales of its weight, which are others.
 
     The weight of a ``ConvTranspose`` has an axis for the channels of a group, and its bias one for those of all groups.
+    The bias of a ``Gemm`` may differ from row to row.
     """
-    nodes = [node for node in model.graph.node if node.op_type == "ConvTranspose" and len(node.input) > 2]
+    nodes = [node for node in model.graph.node if node.op_type in ("ConvTranspose", "Gemm") and len(node.input) > 2]
     groups = {node.input[2]: attribute.i for node in nodes for attribute in node.attribute if attribute.name == "group"}
-    return [tensor for tensor in model.graph.initializer if groups.get(tensor.name, 1) > 1]
+    of_rows = {node.input[2] for node in nodes if node.op_type == "Gemm"}
+    return [
+        tensor
+        for tensor in model.graph.initializer
+        if groups.get(tensor.name, 1) > 1 or (tensor.name in of_rows and len(tensor.dims) > 1)
+    ]
 
 
 def _int8(method: Method) -> dict[str, Any]:
@@ -328,8 +337,13 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
             algo_config=config,
             nodes_to_exclude=list(tied),
         )
+        tensors = {tensor.name: tensor for tensor in whole.model.graph.initializer}
         quantizer.process()
         result: onnx.ModelProto = quantizer.model.model
+        # The library removes a weight that its own product takes as the other factor, too.
+        there = {tensor.name for tensor in result.graph.initializer}
+        lost = {name for node in result.graph.node for name in node.input} - there
+        result.graph.initializer.extend(tensor for name, tensor in tensors.items() if name in lost)
         _read_codes(result, tied)
         return result
 

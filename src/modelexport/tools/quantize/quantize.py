@@ -23,7 +23,7 @@ from modelexport.files.recipe_files import Recipe, encode_recipe
 from modelexport.format import documents
 from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.copies import copy_of
-from modelexport.graph.node_owners import owner_of
+from modelexport.graph.node_owners import calls_text, owner_of
 from modelexport.graph.nodes import initializers, nodes_of
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
@@ -242,7 +242,7 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
     for method, nodes in _nodes_by_method(copy, assignment):
         region = Region.of(nodes)
         cut = cut_for_quantizer(copy, region)
-        changed = model_of(apply_method(cut, method, ranges))
+        changed = model_of(apply_method(cut, method, ranges, calls_text(nodes)))
         changed.graph.sort()  # some libraries append new nodes at the end
         if method.row.largest is None:
             if not any(map(is_quantized, changed.graph)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import onnx_ir as ir
 from modelexport.core.selectors import nearest_selectors
 from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Recipe, Rule, read_recipe
-from modelexport.graph.node_owners import owner_of
+from modelexport.graph.node_owners import calls_text, owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.weighted_operators import WEIGHTED
+from modelexport.graph.weighted_operators import WEIGHTED, summed_axis
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import find_groups
@@ -130,13 +131,9 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
             joined.append(f"{', '.join(group.calls)} {why}: all {'kept' if method is None else f'get {method}'}")
             of_node.update(dict.fromkeys(group.nodes, chosen))
     assignment = {name: method for name, index in of_node.items() if index < last and (method := methods[index])}
-    for node in tagged.model.graph:
-        if (method := assignment.get(node.name or "")) is not None and exceeds_range(method, node):
-            del assignment[node.name or ""]
-            owner = owner_of(node)
-            calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
-            why = f"is beyond the range of {method}" if method.row.largest else "has no numbers, or some are not finite"
-            joined.append(f"{calls}: a weight of {node.name} {why}: it stays as it is")
+    left = left_alone((node, assignment[node.name or ""]) for node in tagged.model.graph if node.name in assignment)
+    assignment = {name: method for name, method in assignment.items() if name not in left}
+    joined += left.values()
     changes = (rule for rule in recipe.rules if rule.method in CHANGES)
     changed = {call for rule in changes for call in tagged.select(*rule.selectors).inside}
     kept = {call for call, index in of_call.items() if index == last or methods[index] is None} - changed
@@ -167,9 +164,8 @@ def within_range(resolved: Resolved, tagged: TaggedFile, data: RunInputs) -> Res
         reached = max((ranges[value].reach for value in looked_at), default=0.0)
         if largest is not None and reached > largest:
             del assignment[node.name or ""]
-            owner = owner_of(node)
-            calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
-            kept.append(f"{calls}: {node.name} has values up to {reached:,.0f}, beyond {method}: it stays in float32")
+            what = f"{node.name} has values up to {reached:,.0f}, beyond {method}"
+            kept.append(f"{calls_text([node])}: {what}: it stays in float32")
     return msgspec.structs.replace(resolved, assignment=assignment, joined=kept)
 
 
@@ -209,7 +205,8 @@ def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node], a
     if (operators := method.row.operators) is not None:
         is_table = node.op_type == "Gather" and "embeddings" in method.row.options and method.option("embeddings")
         has_type = node.outputs[0].dtype in (None, *method.row.types)
-        return node in weighted and has_type and (node.op_type in operators or is_table)
+        is_for = node in weighted and has_type and (node.op_type in operators or is_table)
+        return is_for and not _obstacle(method, node)
     # A weight whose elements are moved is read where it is used; half precision is left alone.
     half = (None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
@@ -217,7 +214,7 @@ def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node], a
         value.dtype in half or not (isinstance(value.type, ir.TensorType) or _stays_among(value, among))
         for value in values
     )
-    return weight_behind(node.outputs[0]) is None and not is_left
+    return weight_behind(node.outputs[0]) is None and not is_left and not _obstacle(method, node)
 
 
 def _stays_among(sequence: ir.Value, nodes: Collection[ir.Node]) -> bool:
@@ -230,18 +227,39 @@ def _stays_among(sequence: ir.Value, nodes: Collection[ir.Node]) -> bool:
     )
 
 
-def exceeds_range(method: Method, node: ir.Node) -> bool:
-    """Whether a weight of a node does not fit the range of a method's numbers; integers hold finite ones."""
-    if (largest := method.row.largest) is None:
-        place = WEIGHTED[node.op_type].weight if node.op_type in WEIGHTED else len(node.inputs)
-        tensors = [weight.const_value for value in node.inputs[place:][:1] for weight in weights_behind(value)]
-        floats = [tensor.numpy() for tensor in tensors if tensor is not None and tensor.dtype.is_floating_point()]
-        return any(not array.size or not np.isfinite(array).all() for array in floats)
-    taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
-    for weight in (weight for value in taken if value is not None for weight in weights_behind(value) or [value]):
-        tensor = ir.convenience.get_const_tensor(weight)
-        if tensor is None or not tensor.dtype.is_floating_point():
-            continue
-        if reach(tensor.numpy()) > largest:
-            return True
-    return False
+def left_alone(nodes: Iterable[tuple[ir.Node, Method]]) -> dict[str, str]:
+    """The names of the nodes whose method cannot store their weights, to a line about each: they stay as they are."""
+    return {
+        node.name or "": f"{calls_text([node])}: a weight of {node.name} {why}: it stays as it is"
+        for node, method in nodes
+        if (why := _obstacle(method, node))
+    }
+
+
+def _obstacle(method: Method, node: ir.Node) -> str:
+    """What is true of a weight of a node that a method cannot store, as the end of a sentence; empty if it can."""
+    row = WEIGHTED.get(node.op_type)
+    if method.row.largest is not None:
+        taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
+    else:
+        taken = list(node.inputs[row.weight : row.weight + 3]) if row is not None else []  # with the bias
+    weights = [weight for value in taken if value is not None for weight in weights_behind(value) or [value]]
+    tensors = [tensor for weight in weights if (tensor := ir.convenience.get_const_tensor(weight)) is not None]
+    floats = [tensor for tensor in tensors if tensor.dtype.is_floating_point()]
+    if (largest := method.row.largest) is not None:
+        beyond = any(reach(tensor.numpy()) > largest for tensor in floats)
+        return f"is beyond the range of {method}" if beyond else ""
+    if any(not tensor.size or not np.isfinite(tensor.numpy()).all() for tensor in floats):
+        return "has no numbers, or some are not finite"
+    algorithm = method.option("algorithm") if "algorithm" in method.row.options else "rtn"
+    if row is None or algorithm == "rtn" or node.op_type not in (method.row.operators or ()):
+        return ""
+    if any(tensor.dtype == ir.DataType.BFLOAT16 for tensor in floats):
+        return f"is in bfloat16, which the library cannot read for {algorithm} (algorithm=rtn can)"
+    shape = taken[0].shape if taken[0] is not None else None
+    if algorithm == "k_quant" and method.row.bits == 4 and shape is not None and shape.is_static() and len(shape) == 2:
+        summed = shape.numpy()[summed_axis(node)]
+        blocks, columns = -(-summed // method.option("block")), math.prod(shape.numpy()) // summed
+        if blocks % 2 and columns > 1:
+            return f"has an odd number of blocks, {blocks}, which k_quant cannot write (algorithm=rtn can)"
+    return ""

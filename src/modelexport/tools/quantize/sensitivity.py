@@ -26,6 +26,7 @@ from modelexport.tools.quantize.executors import Executor, Workers, losses_of, o
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Metric, find_metric
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.recipes import left_alone
 from modelexport.tools.quantize.switched_model import SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
@@ -101,7 +102,7 @@ def sensitivity(
         raise UsageError("nothing changes if modules are kept: give a method")
     feeds = given_runs(tagged, data, processor)
     units = find_units(tagged, [method])
-    notes = list[str]()
+    notes = [*left_alone((node, method) for node in tagged.model.graph).values()]
     what = {"processor": processor, "output": output_name, "device": device, "metric": metric}
     with (
         open_switched(tagged, units, [method], feeds, output_name, device) as switched,

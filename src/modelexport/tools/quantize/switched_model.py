@@ -21,7 +21,7 @@ from modelexport.core.timed_stages import with_progress
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
-from modelexport.graph.node_owners import owner_of
+from modelexport.graph.node_owners import calls_text, owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
 from modelexport.regions.region import Region
 from modelexport.runtime.saturating_products import unsigned_copy
@@ -110,7 +110,7 @@ class SwitchableSession:
                         held[method] |= float_weights
                         continue
                     cut = cut_for_quantizer(model, Region.of([node]))
-                    quantized = model_of(apply_method(cut, method, ranges))
+                    quantized = model_of(apply_method(cut, method, ranges, calls_text([node])))
                     import_operators(model, quantized)
                     held[method] |= _sizes(quantized.graph.initializers.values())
                     branches.append((_switch(index, method), quantized))

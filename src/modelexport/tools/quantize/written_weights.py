@@ -66,7 +66,7 @@ def check_written(
         values = {value.name: node for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
         raise CheckError(
             f"{place_of(values[name]) or name}: what ONNX Runtime wrote for {method} {what}; nothing was written: keep "
-            "the module with --keep, or choose another method",
+            "the module with --keep NAME, or choose another method",
             reason="a quantizer wrote something else",
         )
 
