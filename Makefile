@@ -49,7 +49,7 @@ test-devices: .venv/installed-for-tests
 	PYTHONPATH=.venv/qnn $(BIN)/pytest -n 0 tests/tools/devices
 
 bench: .venv/installed-for-tests
-	for script in $(filter-out benchmarks/tables.py,$(shell grep -l "^def main" benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out benchmarks/tables.py,$(shell grep -l "^if __name__" benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 figures: .venv/installed-for-tests
 	$(BIN)/python benchmarks/tables.py $(ONLY)

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def test_no_table_of_figures_is_without_a_script(page: Path) -> None:
 
 def test_a_table_of_figures_is_seen() -> None:
     assert unmarked("| model | seconds | MB |\n|---|---|---|\n| bert | 1.2 | 3,400 |\n") == ["| model | seconds | MB |"]
+
+
+def test_make_bench_runs_every_script_of_a_table() -> None:
+    bench = subprocess.run(["make", "-n", "bench"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    scripts = {command[0] for page in tables.PAGES for command in tables.commands_of(page.read_text())}
+    assert scripts <= {Path(word).name for word in bench.split()}
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda script: script.name)
