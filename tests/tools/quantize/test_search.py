@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -257,6 +258,14 @@ def test_a_module_has_a_method_if_its_nodes_take_less_in_spite_of_the_noise(
     saved = measuring.measured_seconds(tagged, units, [INT4], [{"input": np.ones((2, 64), np.float32)}], "cpu")
     assert [units[unit].calls for unit, _ in saved] == [("0",)]
     assert saved[0, INT4] == pytest.approx(-0.99 * 1100e-9, rel=0.01)
+
+
+def test_the_model_whose_time_is_measured_stays_as_it_is(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    tagged = read_tagged(exported("bert").path)
+    before = ir.to_proto(tagged.model)
+    monkeypatch.setattr(measuring, "time_in_turns", lambda *how, **more: compare_turns([9] * 9, [1] * 9))
+    measuring.whole_time(tagged, tagged.model, {}, "cpu")
+    assert ir.to_proto(tagged.model) == before
 
 
 def test_a_size_and_the_least_time_are_not_asked_for_together(exported: Exporter) -> None:

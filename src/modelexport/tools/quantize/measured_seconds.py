@@ -15,6 +15,7 @@ from modelexport.core.timed_stages import with_progress
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.onnx_models import save_model
+from modelexport.graph.copies import copy_of
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.runtime.devices import find_device
 from modelexport.tables.profiles import ModuleProfile, profile_in_turns, time_in_turns
@@ -95,7 +96,7 @@ def whole_time(tagged: TaggedFile, model: ir.Model, inputs: Mapping[str, Any], d
 def _written(tagged: TaggedFile, model: ir.Model) -> Iterator[Path]:
     """A file of a model that was made from a tagged file, with tags."""
     with scratch(tagged.path.parent) as folder:
-        model = encoded(model, tagged.call_tags)
+        model = encoded(copy_of(model), tagged.call_tags)
         name_nodes_apart(model)
         save_model(model, file := folder / "quantized.onnx")
         yield file
