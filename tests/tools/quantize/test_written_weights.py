@@ -224,6 +224,13 @@ RIGHT: dict[str, Case] = {
         {"w": normal(4, 64, 16)},
         {"x": normal(4, 8, 64)},
     ),
+    "a stack of one matrix, and data of its rank": (
+        "int8-weights",
+        [helper.make_node("Reshape", ["x", "sizes"], ["data"], "/Reshape"), *one("MatMul", "data", "w")],
+        {"w": normal(1, 64, 16), "sizes": np.array([1, 4, 64])},
+        DATA[0],
+    ),
+    "a stack of stacks of one matrix": ("int4", one("MatMul", "x", "w"), {"w": normal(1, 1, 64, 16)}, DATA[0]),
     "stacked matrices with ranges": (
         "int8-static",
         one("MatMul", "x", "w"),
@@ -337,7 +344,8 @@ def test_what_is_right_is_written(case: str, tmp_path: Path) -> None:
     file = adopted(tmp_path, nodes, dtype, **weights)
     assert modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=[feeds]).methods
     right, found = (open_session(path).run(None, feeds)[-1] for path in (file, tmp_path / "q.onnx"))
-    assert np.linalg.norm(found - right) < (0.2 if to.startswith("int4") else 0.05) * np.linalg.norm(right)
+    is_near = np.linalg.norm(found - right) < (0.2 if to.startswith("int4") else 0.05) * np.linalg.norm(right)
+    assert (found.shape, is_near) == (right.shape, True)
 
 
 NOT_FINITE = "a weight of /layer/MatMul has no numbers, or some are not finite"
@@ -369,6 +377,34 @@ def test_what_a_library_cannot_store_stays_as_it_is(case: str, tmp_path: Path) -
     file = adopted(tmp_path, nodes, w=weight)
     written = modelexport.quantize(file, tmp_path / "q.onnx", to=method)
     assert (written.methods, written.joined) == ({}, [f"layer: {why}: it stays as it is"])
+
+
+TABLE = "table: a weight of /table/Gather is a table that no product has in whole blocks"
+
+
+@pytest.mark.parametrize(
+    ("to", "head", "columns"),
+    [
+        ("int4:algorithm=k_quant,embeddings=true", "v", 64),
+        ("int4:algorithm=k_quant,embeddings=true", "w", 48),
+        ("int8-weights:embeddings=true", "v", 64),
+    ],
+)
+def test_a_table_of_which_no_product_has_the_codes_stays_as_it_is(
+    to: str, head: str, columns: int, tmp_path: Path
+) -> None:
+    """It is tied to no product, or has incomplete blocks."""
+    nodes = [TIED[0], helper.make_node("Gemm", ["rows", head], ["y"], "/head/Gemm", transB=1)]
+    file = adopted(tmp_path, nodes, TensorProto.INT64, w=normal(50, columns), v=normal(50, columns))
+    written = modelexport.quantize(file, tmp_path / "q.onnx", to=to)
+    assert written.joined == [f"{TABLE}, which only int4:algorithm=rtn can write: it stays as it is"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_at_the_end_of_the_range_of_float32_are_refused_in_words(tmp_path: Path) -> None:
+    file = adopted(tmp_path, one("MatMul", "x", "w"), w=np.full((64, 64), 3e38))
+    with pytest.raises(CheckError, match=r"^layer: .* \(weights or data are so large that results are not finite\);"):
+        modelexport.quantize(file, tmp_path / "q.onnx", to="int4")
 
 
 @pytest.fixture(params=["infinities", "an odd number of blocks"])

@@ -310,13 +310,13 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
         whole.replace_gemm_with_matmul()
         block, symmetric, level = map(method.option, ("block", "symmetric", "accuracy_level"))
         tied = _tied_tables(whole.model, block) if method.option("embeddings") else {}
-        alone = method.option("embeddings") and any(
-            node.op_type == "Gather" and node.name not in tied for node in whole.model.graph.node
+        kind = method.option("algorithm")
+        alone = (
+            method.option("embeddings")
+            and kind == "rtn"
+            and any(node.op_type == "Gather" and node.name not in tied for node in whole.model.graph.node)
         )
         operators = ("MatMul", "Gather") if alone else ("MatMul",)  # the library needs opset 21 for these
-        kind = method.option("algorithm")
-        if alone and kind == "k_quant":
-            raise UsageError(f"{method} quantizes tables that are tied to a product, and no others: give algorithm=rtn")
         config: library.WeightOnlyQuantConfig
         if kind == "rtn":
             config = library.DefaultWeightOnlyQuantConfig(

@@ -253,7 +253,7 @@ def _obstacle(method: Method, node: ir.Node) -> str:
         return "has no numbers, or some are not finite"
     algorithm = method.option("algorithm") if "algorithm" in method.row.options else "rtn"
     if row is None or algorithm == "rtn" or node.op_type not in (method.row.operators or ()):
-        return ""
+        return _obstacle_of_table(method, node) if node.op_type == "Gather" and floats else ""
     if any(tensor.dtype == ir.DataType.BFLOAT16 for tensor in floats):
         return f"is in bfloat16, which the library cannot read for {algorithm} (algorithm=rtn can)"
     shape = taken[0].shape if taken[0] is not None else None
@@ -263,3 +263,16 @@ def _obstacle(method: Method, node: ir.Node) -> str:
         if blocks % 2 and columns > 1:
             return f"has an odd number of blocks, {blocks}, which k_quant cannot write (algorithm=rtn can)"
     return ""
+
+
+def _obstacle_of_table(method: Method, table: ir.Node) -> str:
+    """As :func:`_obstacle`, of a ``Gather``, which reads the codes of a product, or gets its own if a library can."""
+    how, rows = {name: method.option(name) for name in method.row.options}, table.inputs[0]
+    if rows is None or not how.get("embeddings") or (method.row.bits == 4 and how["algorithm"] == "rtn"):
+        return ""
+    products = [each for each in table.graph or () if each.op_type in (method.row.operators or ())]
+    same = [each for each in products if weights_behind(each.inputs[1]) == weights_behind(rows)]
+    is_whole = rows.shape is not None and rows.shape.numpy()[-1] % how["block"] == 0
+    if is_whole and any(not _obstacle(method, each) for each in same):
+        return ""
+    return "is a table that no product has in whole blocks, which only int4:algorithm=rtn can write"

@@ -113,6 +113,7 @@ class _Comparison:
         """Whether a value has to be computed to compare a result: the quantized model does not have it."""
         return value is result or value.name not in self._there
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused
     def _steps_off(self, region: Region, target: ir.Value, products: Collection[ir.Node]) -> float:
         """The largest error of the quantized result, in changes of the other that rounding explains."""
         inside = [node for node in region.nodes if node in products]
@@ -121,7 +122,9 @@ class _Comparison:
         data = data_of(first)
         assert data.dtype is not None
         low, high = self._range(data)
-        feeds = moved = _feeds(first, low, high, self._draw) if fed else np.zeros(0)  # a constant needs none
+        feeds = _feeds(first, low, high, self._draw) if fed else np.zeros(0)  # a constant needs none
+        rank = len(data.shape) if data.shape is not None else 0
+        feeds = moved = feeds.reshape((1,) * (rank - feeds.ndim) + feeds.shape)
         if fed and data.dtype.is_floating_point():
             scales = [_scale(user) for user in self._there[data.name].consumers() if user.op_type == "QuantizeLinear"]
             step = max([*scales, self._step_of(high - low)])
@@ -141,7 +144,7 @@ class _Comparison:
         )
         near = [moved, *others]
         if made.shape != right.shape:
-            return math.inf
+            raise ValueError(f"the shape of a result is {made.shape} instead of {right.shape}")
         rounding = np.spacing((region.outputs[0].dtype or ir.DataType.FLOAT).numpy().type(2))
         slack = float(rounding) * float(np.abs(right).max(initial=0)) + float(np.finfo(np.float32).tiny)
         one_by_one = fed and not _rows(first) and first.op_type not in _STATES
@@ -155,6 +158,8 @@ class _Comparison:
                 right, made, *near = (np.clip(each, *self._range(end)) for each in (right, made, *near))
         moves = [each - right for each in near]
         error = made - right
+        if not all(np.isfinite(each).all() for each in (slack, error, *moves)):
+            raise ValueError("weights or data are so large that results are not finite")
         largest = _largest_error(error, moves, slack + step, channels)
         if step and one_by_one and data.dtype.is_floating_point():  # errors of weights add up to one of the step
             weight = _weights(first)[0].const_value
