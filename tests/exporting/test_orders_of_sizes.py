@@ -77,12 +77,34 @@ def test_an_order_that_matters_is_stated(
 def test_a_comparison_of_lengths_in_a_traced_model_is_recorded_as_it_is_written(
     holds: Callable[[int, int], bool], formula: str
 ) -> None:
+    assert conditions_of_trace(decided(holds)) == [formula]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda x: f"{len(x):4d}", id="format"),
+        pytest.param(lambda x: f"{x.shape[0]:4d}", id="format of a size"),
+        pytest.param(lambda x: f"{len(x) / 3:.1f}", id="format of a ratio"),
+        pytest.param(lambda x: {13: 1}.get(len(x)), id="key"),
+        pytest.param(lambda x: {True: 1}[isinstance(len(x), int)], id="type"),
+    ],
+)
+def test_a_comparison_is_recorded_after_what_needs_a_number(use: Callable[[torch.Tensor], object]) -> None:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        use(x)
+        return decided(lambda n, m: 12 + m < n)(x, y)
+
+    assert conditions_of_trace(forward) == ["12 + m >= n"]
+
+
+def conditions_of_trace(function: Callable[..., torch.Tensor]) -> list[str]:
     graph = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["": 18]> g (float[n, 4] x, float[m, 4] y) => (float[n, 4] z) {z = Relu(x)}'
     )
     inputs = {"x": torch.rand(5, 4), "y": torch.rand(5, 4)}
-    recorded = size_conditions_of_trace(Compares(decided(holds)), inputs, graph)
-    assert [one.formula for one in recorded if one.in_model] == [formula]
+    recorded = size_conditions_of_trace(Compares(function), inputs, graph)
+    return [one.formula for one in recorded if one.in_model]
 
 
 def decided(holds: Callable[[int, int], bool]) -> Callable[..., torch.Tensor]:

@@ -97,6 +97,7 @@ _COMPARE = {
     *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording", "sym_node")),
     __name__,
     "modelexport.capture.presumed_answers",
+    "modelexport.capture.traced_size_conditions",
 }
 """Modules whose frames are on the stack between a comparison of sizes and its record; they are skipped."""
 _TEXT = 120

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import operator
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -67,8 +68,14 @@ def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[Siz
     return found
 
 
-def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
-    """The conditions that a run with symbolic sizes records before it ends or fails."""
+def _by_symbols(
+    model: nn.Module, inputs: Inputs, graph: ir.Model, *, lengths_are_numbers: bool = False
+) -> tuple[SizeCondition, ...]:
+    """The conditions that a run with symbolic sizes records before it ends, and if it fails, those of a second run.
+
+    Args:
+        lengths_are_numbers: What ``len`` returns is an ``int`` for the model, as a dictionary and ``isinstance`` need.
+    """
     if not usable("symbols", "guards", "formulas"):
         return ()
     shapes, recorded = private("symbols"), RecordedConditions()
@@ -89,20 +96,54 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
                 symbols[str(symbol)] = size
         return tensor
 
-    with contextlib.suppress(Exception), untouched(model, runs=False), torch.no_grad():
+    def length(of: Any, builtin: Callable[[Any], int] = len) -> Any:
+        """What ``len`` returns, with the symbol of a tensor's size: Python takes only a number from ``__len__``."""
+        if not isinstance(of, torch.Tensor) or not of.dim():
+            return builtin(of)
+        lengths.append(of.shape[0])
+        return _number(lengths[-1]) if lengths_are_numbers else lengths[-1]
+
+    failed, lengths = True, list[Any]()
+    with contextlib.suppress(Exception), untouched(model, runs=False), torch.no_grad(), contextlib.ExitStack() as stack:
         args, kwargs = run_arguments(tree_map(symbolic, inputs))
-        with replaced({"guards": recorded.logging}), attribute_set(builtins, "len", _length), fake:
+        stack.enter_context(replaced({"guards": recorded.logging}))
+        stack.enter_context(attribute_set(builtins, "len", length))
+        for kind in (torch.SymInt, torch.SymFloat):
+            stack.enter_context(attribute_set(kind, "__format__", lambda size, spec: format(size.node.hint, spec)))
+        with fake:
             model(*args, **kwargs)
+        failed = False
     equal = [SizeCondition(f"{symbol} == {other}") for symbol, other in env.replacements.items()]
-    return renamed([*recorded.conditions(), *equal], symbols)
+    again = failed and lengths and not lengths_are_numbers
+    more = _by_symbols(model, inputs, graph, lengths_are_numbers=True) if again else ()
+    return (*renamed([*recorded.conditions(), *equal], symbols), *more)
 
 
-_len = len
+class _Number(int):
+    """A length that is a number, except that a symbol computes and compares in its place."""
+
+    symbol: torch.SymInt
 
 
-def _length(of: Any) -> Any:
-    """What ``len`` returns, but the symbol of a tensor's size: Python makes a number of what ``__len__`` returns."""
-    return of.shape[0] if isinstance(of, torch.Tensor) and of.dim() else _len(of)
+def _number(value: Any) -> Any:
+    """The number that a symbolic one is in the example."""
+    if not isinstance(value, torch.SymInt) or value.node.hint is None:
+        return bool(value) if isinstance(value, torch.SymBool) else value
+    number = _Number(value.node.hint)
+    number.symbol = value
+    return number
+
+
+def _of_symbols(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that the symbols of its numbers do."""
+    return lambda *of: _number(operation(*(each.symbol if isinstance(each, _Number) else each for each in of)))
+
+
+for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+    setattr(_Number, f"__{_name}__", _of_symbols(getattr(operator, _name)))
+    setattr(_Number, f"__r{_name}__", _of_symbols(lambda own, other, name=_name: getattr(operator, name)(other, own)))
+for _name in ("lt", "le", "eq", "ne", "gt", "ge", "neg"):
+    setattr(_Number, f"__{_name}__", _of_symbols(getattr(operator, _name)))
 
 
 def _by_instructions(
