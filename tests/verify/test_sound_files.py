@@ -169,6 +169,39 @@ def test_results_of_inputs_alone_that_are_rounding_alone(tmp_path: Path) -> None
     assert result.verified.agrees
 
 
+class Floors(nn.Module):
+    """Rounds its input, which for a whole number is another one if its last bit is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.floor() / 3).tanh()
+
+
+def test_a_fault_behind_whole_numbers_that_are_rounded_is_found(tmp_path: Path) -> None:
+    inputs = (torch.arange(1.0, 9.0),)
+    export(Floors(), inputs, tmp_path / "m.onnx", frontend="torchscript", check=False)
+    file = load_onnx(tmp_path / "m.onnx")
+    next(node for node in file.graph if node.op_type == "Tanh").op_type = "Softsign"
+    save_model(file, tmp_path / "faulty.onnx")
+    assert verify(Floors(), inputs, tmp_path / "faulty.onnx").verdict == "differ"
+
+
+def test_an_output_that_overflows_in_onnx_runtime_alone_differs(tmp_path: Path) -> None:
+    """In float64 the faulty file is right."""
+    model, inputs = nn.ReLU(), (torch.tensor([-1.5, 0.0, 2.5]),)
+    export(model, inputs, tmp_path / "m.onnx", frontend="torchscript", check=False)
+    file = onnx.load(tmp_path / "m.onnx")
+    (relu,) = file.graph.node
+    names = [relu.output[0] + str(place) for place in range(4)] + [relu.output[0]]
+    relu.output[0] = names[0]
+    for place, factor in enumerate((2.0**66, 2.0**66, 2.0**-66, 2.0**-66)):
+        file.graph.initializer.append(onnx.helper.make_tensor(f"factor{place}", onnx.TensorProto.FLOAT, [], [factor]))
+        step = onnx.helper.make_node("Mul", [names[place], f"factor{place}"], [names[place + 1]], f"step{place}")
+        step.metadata_props.extend(relu.metadata_props)
+        file.graph.node.append(step)
+    onnx.save(file, tmp_path / "faulty.onnx")
+    assert verify(model, inputs, tmp_path / "faulty.onnx").outputs[0].status == "differ"
+
+
 class Bytes(nn.Module):
     """Divides integers, which gives a number of the default type."""
 

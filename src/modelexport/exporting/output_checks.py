@@ -33,7 +33,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     status: Literal["passed", "failed", "skipped"]
     step: CheckStep | None = None
-    """The step that failed or could not be done."""
+    """The step that failed or could not be done, or in which a difference was explained."""
     reason: str = ""
     largest: float | None = None
     """The largest error of any output: the norm of the difference over the norm of the output."""
@@ -50,7 +50,7 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
     """
     from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import open_session, run_session
-    from modelexport.verify.compared_runs import judged
+    from modelexport.verify.compared_runs import explained
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
     from_torch = sides.runs.own(inputs)
@@ -73,7 +73,7 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
     reference = sides.trace(inputs, {})
     ran = sides.as_run(inputs, CPU, reference.outputs, results)
     sides, compared = sides.compared(inputs, {})
-    run = judged(ran, compared)
+    run = explained(ran, compared)
     largest = max((output.relative or 0.0 for output in run.outputs), default=0.0)
     if wrong := [output for output in run.outputs if output.status == "differ"]:
         reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"

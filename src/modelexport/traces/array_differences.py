@@ -30,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     shape: list[int] = []
     absolute: float | None = None
-    """The largest absolute difference of an element."""
+    """The largest absolute difference of an element; infinite where only one of the two is a finite number."""
     relative: float | None = None
     """The norm of the difference over the norm of the right array."""
     allowed: float | None = None
@@ -50,18 +50,20 @@ def relative_error(right: np.ndarray, actual: np.ndarray) -> float:
         return 0.0 if np.array_equal(right, actual) else 1.0
     expected, actual_numbers = (array.astype(np.float64, copy=False).reshape(-1) for array in (right, actual))
     with np.errstate(all="ignore"):
-        large = ~(np.abs(expected) < INFINITE)
-        if large.any() or not (np.abs(actual_numbers) < INFINITE).all():
-            alike = np.where(
-                np.isnan(expected),
-                np.isnan(actual_numbers),
-                (np.abs(actual_numbers) >= INFINITE) & ((expected > 0) == (actual_numbers > 0)),
-            )
-            if not alike[large].all() or not (np.abs(actual_numbers[~large]) < INFINITE).all():
+        finite = np.abs(expected) < INFINITE
+        if not (finite.all() and (np.abs(actual_numbers) < INFINITE).all()):
+            if not _alike_where_not_finite(expected, actual_numbers):
                 return float("inf")
-            expected, actual_numbers = expected[~large], actual_numbers[~large]
+            expected, actual_numbers = expected[finite], actual_numbers[finite]
         size, apart = float(np.linalg.norm(expected)), float(np.linalg.norm(expected - actual_numbers))
     return apart / size if size else (0.0 if not apart else float("inf"))
+
+
+def _alike_where_not_finite(expected: np.ndarray, actual: np.ndarray) -> bool:
+    """Whether two arrays have NaN, infinities and substitutes for these in the same places, with the same sign."""
+    finite, actual_finite = np.abs(expected) < INFINITE, np.abs(actual) < INFINITE
+    signed = ~actual_finite & ~np.isnan(actual) & ((expected > 0) == (actual > 0))
+    return bool(np.where(finite, actual_finite, np.where(np.isnan(expected), np.isnan(actual), signed)).all())
 
 
 def compare_arrays(
@@ -92,7 +94,7 @@ def compare_arrays(
     if nans:
         reason = f"{nans:,} of {actual.size:,} elements are NaN in only one of the two"
     elif status == "differ":
-        single = f"; a single element by {absolute:.1e}" if absolute is not None else ""
+        single = f"; a single element by {absolute:.1e}" if absolute is not None and absolute < float("inf") else ""
         reason = f"it is off by {error:.1e} of its size{single}"
     return Difference(
         **facts, status=status, reason=reason, absolute=absolute, relative=error, allowed=allowed, nans=nans
@@ -142,5 +144,7 @@ def is_floating(array: np.ndarray) -> bool:
 
 def _largest(right: np.ndarray, actual: np.ndarray) -> float | None:
     first, second = right.astype(np.float64), actual.astype(np.float64)
-    both = (np.abs(first) < INFINITE) & (np.abs(second) < INFINITE)
-    return float(np.max(np.abs(first[both] - second[both]))) if both.any() else None
+    if not _alike_where_not_finite(first, second):
+        return float("inf")
+    finite = np.abs(first) < INFINITE
+    return float(np.max(np.abs(first[finite] - second[finite]))) if finite.any() else None

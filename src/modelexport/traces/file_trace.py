@@ -89,7 +89,8 @@ def measure_noise(
     replace: Mapping[ir.Value, Any] | None = None,
 ) -> tuple[dict[ir.Value, float], dict[ir.Value, float]]:
     """How much each value changes if the constants of the file are rounded otherwise, as a share of its size; and with
-    the last bits of inputs and parameters, as a distance, which a sum has that is zero but for rounding.
+    the last bits of inputs and parameters, as a distance, which a sum has that is zero but for rounding. Whole numbers
+    are exact, and stay: a comparison or a rounding may be between them and the next number.
 
     An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are
     the results of nodes that only a runtime computes, in float32.
@@ -110,7 +111,8 @@ def measure_noise(
     def moved(array: Any) -> Any:
         wide = run.widened(np.asarray(array))
         bit = 2 * UNITS.get(wide.dtype.name, 0.0)
-        return (wide * (1 + generator.choice([-1, 1], wide.shape) * bit)).astype(wide.dtype) if bit else array
+        steps = np.where(wide == np.rint(wide), 0.0, generator.choice([-bit, bit], wide.shape)) if bit else 0.0
+        return (wide * (1 + steps)).astype(wide.dtype) if bit else array
 
     def moved_parameter(value: ir.Value, array: Any) -> Any:
         return moved(array) if is_moved_parameter(value) else array
@@ -119,22 +121,25 @@ def measure_noise(
     inputs = {name: moved(array) for name, array in inputs.items()}
     constants = {value: moved_parameter(value, array) for value, array in constants.items()}
     last_bits = trace_file(run, inputs, reference, replace=replace, constants=constants, change=moved_parameter)
-    sizes = {value: min(a.norm for a in prints) for value, prints in trace.prints.items() if prints}
-    shares = {value: apart / sizes[value] for value, apart in _changes(trace, noisy).items() if sizes[value]}
-    return shares, _changes(trace, last_bits)
+    shares = {}
+    for value, apart in _changes(trace, noisy).items():
+        sizes = [each.norm for each in trace.prints[value]]
+        if all(sizes):
+            shares[value] = max(distance / size for distance, size in zip(apart, sizes, strict=True))
+    return shares, {value: max(apart) for value, apart in _changes(trace, last_bits).items()}
 
 
 def _meets_tensors(value: ir.Value) -> bool:
     return any(output.shape is None or len(output.shape) for user, _ in value.uses() for output in user.outputs)
 
 
-def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:
-    """The largest distance of each value between two runs."""
+def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, list[float]]:
+    """The distances of each value between two runs; of one in a loop for each iteration."""
     changes = {}
     for value, prints in trace.prints.items():
         apart = [a.distance(b) for a, b in zip(prints, other.prints.get(value, []), strict=False) if a.size == b.size]
         if apart and len(apart) == len(prints):
-            changes[value] = max(apart)
+            changes[value] = apart
     return changes
 
 

@@ -11,8 +11,9 @@ from msgspec.structs import replace as changed
 
 from modelexport.core.calls import ROOT
 from modelexport.graph.kept_outputs import requested_outputs
+from modelexport.graph.nodes import draws, nodes_behind, with_nested
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.array_differences import Difference, Verdict
+from modelexport.traces.array_differences import Difference
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import FileTrace, exact_constants, measure_noise, trace_file
 from modelexport.traces.node_computation import NodeError
@@ -153,9 +154,11 @@ def outputs_of(tagged: TaggedFile, reference: Trace) -> list[tuple[ir.Value, See
     return list(zip(tagged.model.graph.outputs, returned, strict=False))
 
 
-def judged(run: AsRun, compared: Compared, *, other_weights: bool = False) -> AsRun:
-    """The outputs in ONNX Runtime. Where they differ although the file agrees in float64 and computes them, that is a
-    choice among equal scores, random, or rounding that grows, unless a part of ONNX Runtime is known to be the cause.
+def explained(run: AsRun, compared: Compared, *, other_weights: bool = False) -> AsRun:
+    """The outputs in ONNX Runtime, of which some differ although the file agrees in float64 and computes them.
+
+    Such an output depends on random numbers or on a choice among equal scores, or its rounding grows, unless a part of
+    ONNX Runtime is known to be the cause.
 
     Args:
         other_weights: Whether the file has other weights than the model, which the run in float64 replaced.
@@ -163,22 +166,26 @@ def judged(run: AsRun, compared: Compared, *, other_weights: bool = False) -> As
     matches = compared.end_to_end
     if compared.located.pairs or matches.trace.failed is not None or other_weights:
         return run
-    status: Verdict = "not compared"
-    if matches.reference.random_numbers or matches.trace.random:
-        reason = RANDOM
-    elif matches.trace.ties:
-        status, reason = "tie", "equal scores were chosen in another order"
-    elif run.cause or not matches.reference.is_float64:
-        return run
-    else:
-        reason = "in float64 it agrees; in the types of the file rounding grows"
+    values = {value.name: value for value in matches.tagged.model.graph.outputs}
     outputs = [
-        changed(output, status=status, reason=reason)
+        _explained(output, values[output.name], matches, run.cause)
         if output.status == "differ" and output.absolute is not None and output.absolute < float("inf")
         else output
         for output in run.outputs
     ]
     return replace(run, outputs=outputs, cause=run.cause if any(one.status == "differ" for one in outputs) else "")
+
+
+def _explained(output: Difference, value: ir.Value, matches: Matches, cause: str) -> Difference:
+    behind = [inner for node in nodes_behind([value]) for inner in with_nested(node)]
+    if any(map(draws, behind)):
+        return changed(output, status="not compared", reason=RANDOM)
+    if any(node in matches.trace.ties for node in behind):
+        return changed(output, status="tie", reason="equal scores were chosen in another order")
+    if cause or not matches.reference.is_float64:
+        return output
+    reason = f"in float64 it agrees; in the types of the file rounding grows: {output.reason}"
+    return changed(output, status="not compared", reason=reason)
 
 
 def output_differences(compared: Compared) -> list[Difference]:

@@ -34,7 +34,7 @@ class Matches:
     """How far off values may be since the file has rounded constants, as a share of their size; empty if that was not
     measured, because all agrees without."""
     rounding: Mapping[ir.Value, float] = field(default_factory=dict)
-    """How much values change with the last bits of inputs and constants, as a share of their size; empty as above."""
+    """How far values move with the last bits of inputs and constants, as a distance; empty as above."""
 
     def allowed_error(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""

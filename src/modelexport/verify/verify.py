@@ -37,7 +37,7 @@ from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.calls_by_value import wrong_parameters
-from modelexport.verify.compared_runs import Compared, judged, output_differences
+from modelexport.verify.compared_runs import Compared, explained, output_differences
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
@@ -115,7 +115,7 @@ def verify(
         if weights is None:
             tell("verify: the outputs in ONNX Runtime")
             run = sides.as_run(inputs, provider, sides.returned(inputs))
-            run = judged(run, compared, other_weights=bool(parameters.differing))
+            run = explained(run, compared, other_weights=bool(parameters.differing))
             notes += sides.runs.note_on_fused(inputs)
         varied = Others()
         if others and weights is None and compared.agrees and tagged.cut is None:

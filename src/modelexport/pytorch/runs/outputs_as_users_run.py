@@ -26,7 +26,8 @@ def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, n
 
     Args:
         as_exported: With masks that hide nothing and without fused operators, as front ends see it.
-        nudged: With the last bit of inputs and weights changed, which shows what rounding makes of the result.
+        nudged: With the last bit of inputs and weights changed, which shows what rounding makes of the result. Whole
+            numbers are exact, and stay.
 
     Raises:
         InputsError: The model raised, which a capture may not show: it replaces operations that write into tensors.
@@ -41,6 +42,7 @@ def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, n
         for tensor in [*given, *model.parameters(), *model.buffers()] if nudged else ():
             if tensor.is_floating_point():
                 signs = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 * 2 - 1
-                tensor.data = tensor.data * (1 + torch.finfo(tensor.dtype).eps * signs).to(tensor.dtype)
+                moved = tensor.data * (1 + torch.finfo(tensor.dtype).eps * signs).to(tensor.dtype)
+                tensor.data = torch.where(tensor.data == tensor.data.round(), tensor.data, moved)
         result = model(*args, **kwargs)
     return [as_array(as_stored(tensor)) for _, tensor in output_tensors(result) if has_elements(tensor)]
