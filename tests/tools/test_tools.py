@@ -24,6 +24,7 @@ from commands import run
 from modelexport import tools
 from modelexport.cli import command_list
 from modelexport.errors import ToolWarning, UsageError
+from modelexport.packages import package_kinds
 
 OTHER_PACKAGE = Path(__file__).with_name("other_package")
 
@@ -121,6 +122,7 @@ def test_a_package_adds_a_command_and_a_kind_of_packages(tmp_path: Path, monkeyp
     (tmp_path / "net.py").write_text(MODEL)
     monkeypatch.syspath_prepend(OTHER_PACKAGE)
     monkeypatch.setattr(tools, "installed_tools", functools.cache(tools.installed_tools.__wrapped__))
+    monkeypatch.setattr(package_kinds, "package_kinds", functools.cache(package_kinds.package_kinds.__wrapped__))
     monkeypatch.setitem(command_list.COMMANDS, "count", tools.commands_of_tools()["count"])
     assert "  count           count the operators of a file" in command_list.overview()
     done = run("export", "net.py:make", "-o", "package/", "--no-check", cwd=tmp_path)
