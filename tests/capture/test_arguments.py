@@ -192,6 +192,7 @@ def _tiny_bert() -> Any:
     return transformers.BertForTokenClassification(transformers.BertConfig(vocab_size=20, **sizes)).eval()
 
 
+@pytest.mark.slow
 def test_labels_are_left_out_and_the_report_says_so(tmp_path: Path) -> None:
     ids = torch.tensor([[1, 2, 3]])
     inputs = {"input_ids": ids, "labels": ids % 2}

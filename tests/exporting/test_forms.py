@@ -28,6 +28,7 @@ def shapes(path: Path) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.slow
 def test_a_static_cache_has_a_fixed_size_and_gives_pytorchs_tokens(static: Path) -> None:  # noqa: F811
     document = json.loads((static / "export.json").read_text())
     assert document["parts"]["decode"]["coverage"]["inferred"] == 0

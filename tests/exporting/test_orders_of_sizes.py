@@ -172,6 +172,7 @@ class Levels(nn.Module):
         return rows.reshape(x.shape[0], 2, int(height), int(width)).mean(2)
 
 
+@pytest.mark.slow
 def test_a_product_of_sizes_that_allows_wrong_ones_has_a_second_condition(tmp_path: Path) -> None:
     inputs = (torch.rand(1, 2, 8, 8),)
     result = export(Levels().eval(), inputs, tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
@@ -179,6 +180,7 @@ def test_a_product_of_sizes_that_allows_wrong_ones_has_a_second_condition(tmp_pa
     assert not all(eval(one.formula, {}, {"height": 4, "width": 16}) for one in result.valid_if)
 
 
+@pytest.mark.slow
 def test_inputs_of_a_huge_common_multiple_are_not_made(tmp_path: Path) -> None:
     class Pooled(nn.Module):
         def __init__(self) -> None:

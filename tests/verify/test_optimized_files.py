@@ -100,6 +100,7 @@ def test_the_file_without_a_fault_agrees(optimized: tuple[nn.Module, dict[str, A
     assert {one.status for one in report.calls} <= {"agree", "no nodes"}
 
 
+@pytest.mark.slow
 def test_a_small_error_behind_noisy_layers_is_not_that_of_the_call_which_adds_it_up(tmp_path: Path) -> None:
     """ONNX Runtime computes the fused nodes of each block in float32. The noise of eight blocks hides an error of 1e-5
     in the last one, and not in the sum of its elements, where equal errors add up and random ones do not.

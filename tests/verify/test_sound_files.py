@@ -144,6 +144,7 @@ class Centered(nn.Module):
         return self.head(hidden), 3 * self.clamp(hidden.mean(-1))
 
 
+@pytest.mark.slow
 def test_a_result_that_is_rounding_alone(tmp_path: Path) -> None:
     """Another order of its sum gives another number; a wrong file gives one that rounding does not."""
     model, inputs, path = Centered().eval(), {"x": torch.randn(3, 16)}, tmp_path / "m.onnx"
@@ -500,6 +501,7 @@ class Padded(nn.Module):
         return self.encoder(x, src_key_padding_mask=padding)
 
 
+@pytest.mark.slow
 def test_an_encoder_that_takes_another_path_without_hooks(tmp_path: Path) -> None:
     padding = torch.zeros(2, 5, dtype=torch.bool)
     padding[1, 3:] = True

@@ -194,6 +194,7 @@ def test_every_parameter_is_where_the_checkpoint_has_it(linked: Path) -> None:
         np.testing.assert_array_equal(tensor.numpy(), stored[name].numpy())
 
 
+@pytest.mark.slow
 def test_elsewhere_the_files_get_a_second_name_beside_the_model(short: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
@@ -346,6 +347,7 @@ def test_weights_that_were_left_out_can_be_filled_in(short: Path, tmp_path: Path
     np.testing.assert_allclose(computed(tmp_path / "model.onnx"), expected(short), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_linked_model_takes_other_weights(linked: Path, tmp_path: Path) -> None:
     other = build("llama")
     with torch.no_grad():

@@ -406,6 +406,7 @@ def test_forms_that_do_not_exist_are_refused_with_status_2(options: tuple[str, .
     assert not (tmp_path / "model.onnx").exists()
 
 
+@pytest.mark.slow
 def test_whole_rows_become_blocks_with_equal_scales(tmp_path: Path) -> None:
     pack = partial(by_compressed_tensors, bits=4, symmetric=True)
     model = build("opt", hidden_size=96, word_embed_proj_dim=96)

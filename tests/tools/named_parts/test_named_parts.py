@@ -147,6 +147,7 @@ def test_weights_are_on_disk_once(towers: Path) -> None:
     assert sum((towers / file).stat().st_size for file in read_manifest(towers).weights) < size + 2000
 
 
+@pytest.mark.slow
 def test_a_part_that_is_not_dynamic_has_the_sizes_of_the_example(streaming: Path) -> None:
     assert [value.shape for value in session(streaming, "joiner").get_inputs()] == [[1, 8], [1, 8]]
 

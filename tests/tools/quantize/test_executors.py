@@ -141,6 +141,7 @@ def test_workers_of_dask_give_the_same(chain: Path, here: Any) -> None:
         assert losses(chain, client.get_executor()) == here
 
 
+@pytest.mark.slow
 def test_workers_of_ray_give_the_same(chain: Path, here: Any) -> None:
     ray = pytest.importorskip("ray")
 

@@ -198,6 +198,7 @@ def test_the_first_rule_that_picks_a_call_counts(exported: Exporter, tmp_path: P
     assert len(norms) == 2
 
 
+@pytest.mark.slow
 def test_the_recipe_beside_a_result_gives_it_again(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     modelexport.quantize(case.path, tmp_path / "one.onnx", to="int4:symmetric", keep=["pooler"])

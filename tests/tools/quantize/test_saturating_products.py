@@ -286,6 +286,7 @@ def saturates_in_another_process() -> bool:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"True\n"
 
 
+@pytest.mark.slow
 def test_a_device_that_saturates_is_wrong_in_its_modules(folder: Path, tmp_path: Path) -> None:
     report = modelexport.verify_on_device(folder / "q.onnx", device="cpu", keep=False)
     saturates = saturates_in_another_process()

@@ -75,6 +75,7 @@ def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
     assert [step.unit for step in ranked.best_for(100)] == [0]
 
 
+@pytest.mark.slow
 def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     feeds = feeds_of(case, 6)

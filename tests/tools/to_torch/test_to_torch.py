@@ -509,6 +509,7 @@ class Masked(nn.Module):
         return self.attention(hidden, (keys[None, None, :, None] >= 0) & seen)
 
 
+@pytest.mark.slow
 def test_of_dynamic_sizes_attention_is_one_call_and_sizes_have_names(tmp_path: Path) -> None:
     model, path = Masked().eval(), tmp_path / "m.onnx"
     hidden, mask = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.long)
