@@ -25,9 +25,8 @@ from modelexport.files.path_or_model import Source
 from modelexport.files.recipe_files import read_recipe
 from modelexport.format.cut_record import CutRecord
 from modelexport.format.keys import RECIPE_SUFFIX
-from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import initializers, may_be, required_inputs, values_taken
+from modelexport.graph.nodes import initializers, required_inputs, values_taken
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes, unsigned_copy
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
@@ -37,6 +36,7 @@ from modelexport.tagged.strip_and_inline import runnable
 from modelexport.tools.compare.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
 from modelexport.tools.compare.node_by_node import run_node_by_node
 from modelexport.tools.compare.output_comparison import OutputComparison, RunOutputs
+from modelexport.tools.compare.paired_values import paired_values, ports_of
 from modelexport.traces.calibration_data import read_data
 from modelexport.traces.inputs_and_example_sizes import make_feeds, sizes_of_other
 from modelexport.traces.outputs_of_two_files import narrowest_type
@@ -94,7 +94,7 @@ def verify_against(
         refuse_stage(second_file.path, first_file.path)
     modules = modules or ([cut.call] if cut is not None else [])
     chosen = first_file.select(*modules).inside if modules else frozenset()
-    pairs = _pairs(first_file, second_file, cut)
+    pairs = paired_values(first_file, second_file, cut)
     if not pairs and second_file.nodes:
         raise UsageError(
             f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
@@ -285,48 +285,6 @@ def _outputs_of_second(
     return variants, notes
 
 
-def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
-    """Call, side and position to the name of a value; without a sidecar, those at the boundary of the call's nodes."""
-    if tagged.hierarchy is None:
-        return {
-            (call.address, side, index): value.name or ""
-            for call, boundary in find_boundaries(tagged.model, tagged.calls).items()
-            for side, values in (("inputs", boundary.inputs), ("outputs", boundary.outputs))
-            for index, value in enumerate(values)
-        }
-    return {
-        (call.address, side, index): tensor.value
-        for call in tagged.hierarchy.calls
-        for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
-        for index, tensor in enumerate(tensors)
-        if tensor.value is not None
-    }
-
-
-def _pairs(first: TaggedFile, second: TaggedFile, cut: CutRecord | None) -> dict[ir.Value, ir.Value]:
-    """Boundary values of the second file to their values in the first.
-
-    Args:
-        cut: The record of the second file if it was cut out of the first, perhaps out of a branch.
-    """
-    known, produced = (
-        {value.name or "": value for node in (t.nodes if cut else t.model.graph) for value in node.outputs}
-        for t in (first, second)
-    )
-    ports = _ports(first)
-    places = _ports(second) if first.hierarchy is not None and second.hierarchy is not None else {}
-    # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
-    renamed = {name for port, name in places.items() if ports.get(port, name) != name}
-    pairs: dict[ir.Value, ir.Value] = {}
-    for port, name in ports.items():
-        same = places.get(port)
-        match = same if same in produced else name if name in produced and name not in renamed else None
-        if name in known and match is not None and may_be(known[name].shape, produced[match].shape):
-            pairs.setdefault(produced[match], known[name])
-    results = zip(second.model.graph.outputs, cut.outputs, strict=False) if cut is not None else ()
-    return pairs | {value: known[each.value] for value, each in results if each.value in known}
-
-
 def _calls(
     first_file: TaggedFile,
     two: TaggedFile,
@@ -335,7 +293,7 @@ def _calls(
     per_module: Mapping[ir.Value, Loss],
     modules: Collection[ModuleCall],
 ) -> Iterator[CallLoss]:
-    ports = {port: name for port, name in _ports(first_file).items() if port[1] == "outputs"}
+    ports = {port: name for port, name in ports_of(first_file).items() if port[1] == "outputs"}
     matched = {first.name for first in pairs.values()}
     absent = {address for (address, _, _), name in ports.items() if name not in matched}
     losses_of: dict[str, list[Loss]] = defaultdict(list)
