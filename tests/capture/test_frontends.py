@@ -18,6 +18,7 @@ import models
 from exports import ExportedCase, Exporter
 from modelexport import export, verify
 from modelexport.capture.exported_graph import Exported
+from modelexport.capture.front_end_options import FrontEndOptions
 from modelexport.capture.front_ends import FRONT_ENDS, FrontEnd, capture
 from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.errors import CaptureError, InputsError, UsageError
@@ -440,7 +441,7 @@ def test_what_was_written_into_a_buffer_before_the_trace_is_constant() -> None:
 
 def test_an_opset_that_the_exporter_does_not_write_is_refused() -> None:
     with pytest.raises(UsageError, match="writes opsets 9 to 20, not 23"):
-        capture(nn.Linear(4, 4), (torch.ones(2, 4),), "torchscript", opset=23)
+        capture(nn.Linear(4, 4), (torch.ones(2, 4),), "torchscript", FrontEndOptions(opset=23))
 
 
 def test_torch_still_has_what_the_front_end_relies_on() -> None:

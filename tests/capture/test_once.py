@@ -17,6 +17,7 @@ import models
 from modelexport import export
 from modelexport.capture.dynamo import capture_by_dynamo
 from modelexport.capture.exported_graph import Exported
+from modelexport.capture.front_end_options import FrontEndOptions
 from modelexport.capture.once import decomposed_calls, equal_calls
 from modelexport.capture.patches import TABLE, turned_off
 from modelexport.graph.node_owners import owner_of
@@ -94,7 +95,7 @@ def captured(model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> tup
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decomposed_calls, "find_repeats", noted)
-        return facts(capture_by_dynamo(model, inputs, stack_traces=True, **options)), found
+        return facts(capture_by_dynamo(model, inputs, FrontEndOptions(stack_traces=True, **options))), found
 
 
 def check_stack(variants: list[str], dynamic: bool) -> None:
@@ -239,5 +240,5 @@ def test_stack_traces_are_recorded_for_those_who_keep_them() -> None:
     key = "pkg.torch.onnx.stack_trace"
     for wanted in (True, False):
         inputs = {"input": torch.randn(2), "sum": torch.randn(2)}
-        graph = capture_by_dynamo(Named(), inputs, stack_traces=wanted).model.graph
+        graph = capture_by_dynamo(Named(), inputs, FrontEndOptions(stack_traces=wanted)).model.graph
         assert any("in forward" in node.metadata_props.get(key, "") for node in graph) == wanted

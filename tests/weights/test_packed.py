@@ -23,7 +23,7 @@ from commands import run
 from decoders import SMALL
 from exports import Shared
 from modelexport import export
-from modelexport.capture.quantized_form import QuantizedAs
+from modelexport.capture.front_end_options import QuantizedAs
 from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes

@@ -43,6 +43,7 @@ from modelexport.capture.failure_hints import (
     translated_node,
     way_out,
 )
+from modelexport.capture.front_end_options import DEFAULTS, FrontEndOptions
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
@@ -51,7 +52,6 @@ from modelexport.capture.once.signatures import parsed_when_used, read_once, sig
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_answers import Presumed
-from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.quantizers_in_training import ObserverError, with_flags_known, with_plain_quantizers
 from modelexport.capture.recorded_conditions import RecordedConditions
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
@@ -60,7 +60,7 @@ from modelexport.capture.repairs.integer_weights import prepare_integer_weights
 from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
-from modelexport.capture.repairs.translations import Table, translations, with_translations
+from modelexport.capture.repairs.translations import translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values
 from modelexport.capture.shared_memory import is_written_later, passed_on
 from modelexport.capture.transformers_exporter import (
@@ -86,30 +86,17 @@ from modelexport.pytorch.private_torch import tree_leaves
 def capture_by_dynamo(
     model: nn.Module,
     inputs: Inputs,
-    *,
-    dynamic: bool = False,
-    ones: bool = True,
-    opset: int | None = None,
-    constants: Collection[str] = (),
-    stack_traces: bool = False,
-    lines: bool = True,
-    says_so: bool = True,
-    form: QuantizedForm = USUAL_FORM,
+    options: FrontEndOptions = DEFAULTS,
     presumed: Presumed | None = None,
+    *,
+    says_so: bool = True,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
-        dynamic: Make every axis of every input dynamic, except those that the model fixes.
-        ones: Also those of size one; torch.onnx takes them for larger ones.
-        opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
-        constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
-        lines: Note the line of the model's code that makes each node.
-        says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
-        form: How the layers of a quantized checkpoint are written.
         presumed: Answers what the model asks of values; by default that is an error.
+        says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -117,17 +104,16 @@ def capture_by_dynamo(
         UsageError: The opset does not exist, or quantized layers cannot be written so.
     """
     require("dynamo")
-    opset = opset_for(model, opset, form)
-    translated_in = translated_opset(opset)
+    dynamic, opset = options.dynamic, opset_for(model, options.opset, options.form)
     watcher, sizes = _TensorWatcher(), RecordedConditions()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
     asked: list[bool] = []
-    captured, args, keywords = _bound(model, *by_name(model, inputs), constants)
+    captured, args, keywords = _bound(model, *by_name(model, inputs), options.constants)
     with (
         untouched(model, runs=False, captures=True),
-        replaced(_replacements(recorder.seen, programs, stack_traces, translations(form), presumed)),
-        replaced({"created": LinesOfCode(model).noting} if lines else {}),
+        replaced(_replacements(recorder.seen, programs, options, presumed)),
+        replaced({"created": LinesOfCode(model).noting} if options.lines else {}),
         replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
         replaced({"export": sizes.exporting, "guards": sizes.logging} if dynamic else {}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
@@ -138,7 +124,7 @@ def capture_by_dynamo(
         failed: CaptureError | None = None
         try:
             translated, output_names = _translate(
-                captured, args, keywords, dynamic=dynamic, ones=ones, opset=translated_in
+                captured, args, keywords, dynamic=dynamic, ones=options.ones, opset=translated_opset(opset)
             )
         except Exception as error:  # of the model, of torch, of its exporter
             if unfinished := next((each for each in chained(error) if isinstance(each, ObserverError)), None):
@@ -152,15 +138,7 @@ def capture_by_dynamo(
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
-            others: Any = {
-                "ones": ones,
-                "constants": constants,
-                "stack_traces": stack_traces,
-                "lines": lines,
-                "form": form,
-                "presumed": presumed,
-            }
-            return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
+            return capture_by_dynamo(model, inputs, options, presumed, says_so=False)
     if captured is not model:  # the parameters have the names that they have in the model itself
         for value in list(translated.graph.initializers.values()):
             value.name = (value.name or "").removeprefix("model.")
@@ -178,7 +156,7 @@ def capture_by_dynamo(
 
 
 def _replacements(
-    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool, translated: Table, presumed: Presumed | None
+    calls: Sequence[TracedCall], programs: list[Any], options: FrontEndOptions, presumed: Presumed | None
 ) -> Mapping[str, Callable[[Any], Any]]:
     """Rows of the table of patches to what takes their place; what ``torch.onnx.export`` returns is in ``programs``."""
     answering = presumed.answering if presumed is not None else lambda capture: capture
@@ -193,17 +171,17 @@ def _replacements(
             outputs_converted_back(decomposed_once(whole, calls, ADDRESS_KEY))
         ),
         "flags": with_flags_known,
-        "translate": lambda export: with_translations(export, programs, translated),
+        "translate": lambda export: with_translations(export, programs, translations(options.form)),
         "parsed": parsed_when_used,
         "signatures": signed_when_used,
         "schemas": read_once,
         "protocols": functools.cache,
-        "metadata": lambda describe: describe if stack_traces else name_of_fx_node,
+        "metadata": lambda describe: describe if options.stack_traces else name_of_fx_node,
         "operators": functools.cache,
         "kept operators": functools.cache,
         "registered": registered_plainly,
         "lazy graphs": lambda _: True,
-        "stack traces": lambda before: before or not stack_traces,
+        "stack traces": lambda before: before or not options.stack_traces,
     }
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.fixed_answers import fixed_answers
+from modelexport.capture.front_end_options import DEFAULTS, FrontEndOptions
 from modelexport.capture.patches import warn_of_versions
 from modelexport.capture.presumed_answers import DECISIONS, Presumed
 from modelexport.capture.repairs.resizing import copy_along_equal_sizes, give_sizes_of_pytorch, pick_pixels_as_pytorch
@@ -36,14 +36,11 @@ WAYS: Sequence[FrontEnd] = ("dynamo", "torchscript")
 """The front ends that ``auto`` tries, in order."""
 
 
-def capture(
-    model: nn.Module, inputs: Inputs, frontend: str, *, constants: Collection[str] = (), **options: Any
-) -> Exported:
+def capture(model: nn.Module, inputs: Inputs, frontend: str, options: FrontEndOptions = DEFAULTS) -> Exported:
     """Capture and translate a model with a front end.
 
     Args:
-        constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
-        options: ``dynamic``, ``ones``, ``opset`` and ``stack_traces``, as the front ends take them.
+        options: ``auto`` among its constants: those arguments that the model cannot be captured without.
 
     Raises:
         CaptureError: The front end failed.
@@ -52,42 +49,41 @@ def capture(
     """
     warn_of_versions()
     with collected() as messages:
-        exported = _capture_by(frontend, model, inputs, constants=constants, **options)
-    return dataclasses.replace(exported, messages=tuple(messages))
+        exported = _capture_by(frontend, model, inputs, options)
+    return replace(exported, messages=tuple(messages))
 
 
-def _capture_by(
-    frontend: str, model: nn.Module, inputs: Inputs, *, constants: Collection[str], **options: Any
-) -> Exported:
+def _capture_by(frontend: str, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
     """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
-    named = [name for name in constants if name != AUTO]
+    named = [name for name in options.constants if name != AUTO]
     try:
-        return _capture_with(frontend, model, inputs, named, **options)
+        return _capture_with(frontend, model, inputs, replace(options, constants=named))
     except CaptureError as error:
         offered = [name for name in inputs_read(model, inputs) if name not in named]
         if not offered:
             raise
         failure = error
-    if AUTO in constants:
-        return _capture_by(frontend, model, inputs, constants=[*named, *offered], **options)
+    with_offered = replace(options, constants=[*named, *offered])
+    if AUTO in options.constants:
+        return _capture_by(frontend, model, inputs, with_offered)
     with contextlib.suppress(UsageError):  # what does not help is not offered
-        _capture_with(frontend, model, inputs, [*named, *offered], **options)
+        _capture_with(frontend, model, inputs, with_offered)
         failure = CaptureError(failure.problem, address=failure.address, reason=failure.reason, constants=offered)
     raise failure from failure.__cause__
 
 
-def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, constants: list[str], **options: Any) -> Exported:
+def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
     with scripts_converted(model, inputs) as captured:
-        exported = _captured(FRONT_ENDS[frontend], captured, inputs, constants=constants, **options)
+        exported = _captured(FRONT_ENDS[frontend], captured, inputs, options)
     if not has_narrow_weights(model):
         compute_in_float32(exported.model)
     compute_in_wider_integers(exported.model)
     copy_along_equal_sizes(exported.model)
     pick_pixels_as_pytorch(exported.model)
     give_sizes_of_pytorch(exported.model)
-    prepared = prepare_inputs(model, inputs, constants)
+    prepared = prepare_inputs(model, inputs, options.constants)
     fix_broadcast_axes(exported.model, prepared.inputs)
-    return dataclasses.replace(exported, constants=prepared.constants)
+    return replace(exported, constants=prepared.constants)
 
 
 def asks_for_values(error: BaseException) -> bool:
@@ -95,17 +91,19 @@ def asks_for_values(error: BaseException) -> bool:
     return any(isinstance(cause, (*DECISIONS, DecisionError)) for cause in chained(error))
 
 
-def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inputs, **options: Any) -> Exported:
+def _captured(
+    front_end: Callable[..., Exported], model: nn.Module, inputs: Inputs, options: FrontEndOptions
+) -> Exported:
     """Capture a model; once more, with its questions answered, if Python asks of values."""
     try:
-        return front_end(model, inputs, **options)
+        return front_end(model, inputs, options)
     except CaptureError as error:
         if not asks_for_values(error):
             raise
         failure = error
-    fixed = fixed_answers(model, inputs, options["constants"], dynamic=options.get("dynamic", False))
+    fixed = fixed_answers(model, inputs, options.constants, dynamic=options.dynamic)
     most = most_times_asked(model, inputs)
     with contextlib.suppress(CaptureError):
-        exported = front_end(model, inputs, presumed=Presumed(fixed, most), **options)
-        return dataclasses.replace(exported, answered=True)
+        exported = front_end(model, inputs, options, Presumed(fixed, most))
+        return replace(exported, answered=True)
     raise failure from failure.__cause__

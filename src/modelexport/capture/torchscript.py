@@ -27,10 +27,10 @@ from torch import nn
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
+from modelexport.capture.front_end_options import DEFAULTS, FrontEndOptions
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.presumed_answers import Presumed
-from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.supported_opsets import TRACED_OPSETS
@@ -55,25 +55,13 @@ _INPUT = "modelexport.input."
 def capture_by_tracing(
     model: nn.Module,
     inputs: Inputs,
-    *,
-    dynamic: bool = False,
-    ones: bool = True,
-    opset: int | None = None,
-    constants: Collection[str] = (),
-    stack_traces: bool = False,
-    lines: bool = True,
-    form: QuantizedForm = USUAL_FORM,
+    options: FrontEndOptions = DEFAULTS,
     presumed: Presumed | None = None,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
     Args:
-        inputs, constants: As in :func:`modelexport.capture.dynamo.capture_by_dynamo`.
-        dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
-        ones: Also those of size one.
-        opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
-        lines: Note the line of the model's code that makes each node.
-        stack_traces, form: Change nothing: a trace has the lines of Python, and no translation of packed layers.
+        inputs: Keyword or positional arguments of ``model.forward``; not changed.
         presumed: Has the lines that may read values.
 
     Raises:
@@ -82,6 +70,7 @@ def capture_by_tracing(
         UsageError: The exporter does not write this opset.
     """
     require("torchscript")
+    opset = options.opset
     if opset is not None and opset not in TRACED_OPSETS:
         raise UsageError(
             f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
@@ -92,10 +81,12 @@ def capture_by_tracing(
     own_args, own_kwargs = copied((args, kwargs))
     with collected():
         run = trace_calls(model, own_args, own_kwargs, overwritten)
-    traced = _Traced(model, run, args, kwargs, dynamic, constants, presumed.fixed if presumed else {})
+    traced = _Traced(model, run, args, kwargs, options, presumed.fixed if presumed else {})
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
-        name: {axis: _plain(f"{argument}_{axis}") for axis, size in enumerate(tensor.shape) if ones or size != 1}
+        name: {
+            axis: _plain(f"{argument}_{axis}") for axis, size in enumerate(tensor.shape) if options.ones or size != 1
+        }
         for name, (argument, tensor) in zip(names, traced.given, strict=True)
     }
     file = io.BytesIO()
@@ -108,21 +99,21 @@ def capture_by_tracing(
                 tuple(tensor for _, tensor in traced.given),
                 file,  # type: ignore[arg-type]  # an open file, too
                 input_names=names,
-                dynamic_axes=axes if dynamic else None,
+                dynamic_axes=axes if options.dynamic else None,
                 opset_version=opset,
                 dynamo=False,
                 export_params=False,
                 # Otherwise equal parameters are merged.
                 keep_initializers_as_inputs=True,
                 do_constant_folding=False,
-                verbose=lines,  # doc strings
+                verbose=options.lines,  # doc strings
             )
         except Exception as error:  # of the model, of torch, of its exporter
             failed, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failed is not None:
         raise failed from cause
-    exported = traced.result(_typed(onnx.load_model_from_string(file.getvalue()), dynamic=dynamic), len(names))
-    if not dynamic:
+    exported = traced.result(_typed(onnx.load_model_from_string(file.getvalue()), dynamic=options.dynamic), len(names))
+    if not options.dynamic:
         return exported
     return dataclasses.replace(exported, conditions=size_conditions_of_trace(model, inputs, exported.model))
 
@@ -179,7 +170,6 @@ class _Traced(nn.Module):
 
     Args:
         run: The calls of a run outside of the trace, where a size is a number, not a tensor.
-        dynamic: The sizes of the inputs are dynamic.
     """
 
     def __init__(
@@ -188,16 +178,15 @@ class _Traced(nn.Module):
         run: CallTree,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        dynamic: bool,
-        constants: Collection[str],
+        options: FrontEndOptions,
         fixed: Collection[Site],
     ) -> None:
         super().__init__()
         self.model = model
-        self.given = variable_inputs(model, args, kwargs, constants)
+        self.given = variable_inputs(model, args, kwargs, options.constants)
         self.recorder = _Recorder(model, self._scoped, self._keep)
         self._run = run
-        self._open = dynamic
+        self._dynamic = options.dynamic
         self._fixed = fixed
         self._arguments = args, kwargs
         self._by_path = dict(model.named_modules())
@@ -304,7 +293,7 @@ class _Traced(nn.Module):
             known = value.shape if value is not None and value.shape is not None else [None] * len(spec.shape)
             symbols = [size.value if isinstance(size, ir.SymbolicDim) else size for size in known]
             sizes = (_plain(f"{spec.name}_{axis}") if size is None else size for axis, size in enumerate(symbols))
-            yield dataclasses.replace(spec, shape=tuple(sizes)) if self._open else spec
+            yield dataclasses.replace(spec, shape=tuple(sizes)) if self._dynamic else spec
 
     def _insert_parameters(self, graph: ir.Graph, count: int) -> None:
         """Make parameters and buffers, which the exporter leaves as inputs after the given ones, initializers."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.quantized_form import QuantizedAs, QuantizedForm
+from modelexport.capture.front_end_options import FrontEndOptions, QuantizedAs, QuantizedForm
 from modelexport.capture.supported_opsets import OPSETS
 from modelexport.core.declared_options import option
 from modelexport.core.limits import LARGE_WEIGHTS
@@ -241,17 +241,17 @@ class Options:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
 
-    def for_capture(self) -> dict[str, Any]:
-        """The options as keywords of :func:`modelexport.capture.front_ends.capture`."""
-        capture = self.capture
-        return {
-            "dynamic": capture.dynamic,
-            "opset": capture.opset,
-            "stack_traces": self.tags.keep_torch_metadata,
-            "lines": self.tags.lines,
-            "constants": capture.constants,
-            "form": self.quantized.form(self.graph.fuse),
-        }
+    def for_front_end(self, *, ones: bool) -> FrontEndOptions:
+        """Those of the options that a front end takes; ``ones``: axes of size one are dynamic, too."""
+        return FrontEndOptions(
+            dynamic=self.capture.dynamic,
+            ones=ones,
+            opset=self.capture.opset,
+            constants=self.capture.constants,
+            stack_traces=self.tags.keep_torch_metadata,
+            lines=self.tags.lines,
+            form=self.quantized.form(self.graph.fuse),
+        )
 
     def check_together(self, *, package: bool = False) -> None:
         """Refuse options that do not go together.

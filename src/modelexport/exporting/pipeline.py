@@ -194,8 +194,8 @@ class _Job:
         folder = Path(options.tags.dag_dir) if options.tags.dag_dir is not None else None
         with stages("capture"):
             tree = module_tree(model)
-            how = options.for_capture() | {"ones": not captured.fixes_ones}
-            exported = self._named(capture(model, inputs, frontend, **how), inputs)
+            how = options.for_front_end(ones=not captured.fixes_ones)
+            exported = self._named(capture(model, inputs, frontend, how), inputs)
             if other_sizes := captured.axes_of_other_sizes(exported, unchecked=not options.checks.check):
                 return other_sizes
             exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))

@@ -16,7 +16,7 @@ from onnxscript import evaluator
 from onnxscript import opset18 as op
 from torch import nn
 
-from modelexport.capture.quantized_form import QuantizedForm
+from modelexport.capture.front_end_options import QuantizedForm
 from modelexport.errors import UsageError, WeightsError
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.checkpoints.quantized_linear import OPERATOR, packed_schemes

@@ -15,7 +15,7 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_full, aten_full_like, aten_scalar_tensor
 
-from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
+from modelexport.capture.front_end_options import DEFAULTS, QuantizedForm
 from modelexport.capture.repairs import indexing, packed_linear, pooling, recurrent
 from modelexport.capture.repairs.attention import translated_attention
 from modelexport.capture.repairs.quantizers import quantizers
@@ -24,7 +24,7 @@ from modelexport.capture.repairs.translation_constants import table
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
 
-def translations(form: QuantizedForm = USUAL_FORM) -> Table:
+def translations(form: QuantizedForm = DEFAULTS.form) -> Table:
     """FX operator to the function that makes its ONNX nodes."""
     aten = torch.ops.aten
     return {
