@@ -135,11 +135,7 @@ _REASON_LINES = 12
 
 
 def check_returned(graph: ir.Model) -> None:
-    """Refuse a graph without outputs.
-
-    Raises:
-        UsageError: The model returns no tensor.
-    """
+    """Refuse a graph without outputs."""
     if not graph.graph.outputs:
         raise UsageError("the model returns no tensor, so there is nothing to export: let forward return a tensor")
 

@@ -30,11 +30,7 @@ def translated_opset(opset: int | None) -> int | None:
 
 
 def convert_to_opset(model: ir.Model, opset: int) -> None:
-    """Convert an inlined graph with owners to an older opset, in place; its values keep their names.
-
-    Raises:
-        CaptureError: ONNX cannot convert one of the graph's operators.
-    """
+    """Convert an inlined graph with owners to an older opset, in place; its values keep their names."""
     if model.opset_imports.get("") == opset:
         return
     with_unique_names(model, {})

@@ -235,11 +235,7 @@ def problem(name: str) -> str:
 
 
 def require(use: Use) -> None:
-    """Refuse a front end whose files would be wrong with the installed torch.
-
-    Raises:
-        CaptureError: A name without which they would be wrong is missing or has changed.
-    """
+    """Refuse a front end whose files would be wrong with the installed torch."""
     for name, row in TABLE.items():
         if row.use == use and row.required and (fault := problem(name)):
             reason = f"{row.where.replace(':', '.')} {fault} in torch {torch.__version__}; without it, {row.lost}"

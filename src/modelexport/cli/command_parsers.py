@@ -124,11 +124,7 @@ def _value_of_option(name: str, default: Any, values: Mapping[str, Any]) -> Any:
 
 
 def load_command(name: str) -> Callable[..., None]:
-    """The function of a command, as the command line calls it.
-
-    Raises:
-        UsageError: It is of another package, whose code cannot give it.
-    """
+    """The function of a command, as the command line calls it."""
     place = COMMANDS[name].function
     module, _, function = place.partition(":")
     try:

@@ -35,11 +35,7 @@ class NamedParts:
     fixed: Sequence[str] = option((), "A named part whose axes all have the sizes of the example.", metavar="NAME")
 
     def parts(self) -> dict[str, Any]:
-        """Name of a part to what it runs.
-
-        Raises:
-            UsageError: A name is given twice, or another option is of a part that is not named.
-        """
+        """Name of a part to what it runs."""
         from modelexport.packages.named_parts import Part
 
         named = parsed_pairs("--part", self.part)

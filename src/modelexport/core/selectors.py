@@ -60,9 +60,6 @@ def select_calls(
     Args:
         tags: The own tag of every call.
         where: The file or model that the calls belong to, for messages.
-
-    Raises:
-        UsageError: A selector matches nothing, or nothing is left; the message suggests similar names.
     """
     selectors = tuple(selectors)
     order = [traced.call for traced in calls]
@@ -88,11 +85,7 @@ def select_calls(
 
 
 def find_call(name: str, tags: Mapping[Call, str], *, where: object = "the model") -> Call:
-    """The one call that an address or a tag names; the end of either, or a class, will do if only one call has it.
-
-    Raises:
-        NoSuchCallError: No call matches (the message suggests similar names), or several do (the message lists them).
-    """
+    """The one call that an address or a tag names; the end of either, or a class, will do if only one call has it."""
     if not name:
         raise NoSuchCallError("a selector is empty (an unset variable?): name a module, or give . for the whole model")
     by_name = {str(call): call for call in tags} | {tag: call for call, tag in tags.items()}

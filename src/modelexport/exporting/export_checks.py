@@ -60,9 +60,6 @@ class ExportChecks:
 
         Returns:
             The check and the verification, ``None`` for those that were not requested, and what was found about sizes.
-
-        Raises:
-            CheckError: The file fails the check, and ``must_pass`` is set.
         """
         check = verified = None
         sizes = SizesFound(list(stated_unchecked(self.exported)))

@@ -81,11 +81,7 @@ class QuantizedOptions:
     )
 
     def check_model(self, model: Any) -> None:
-        """Refuse these options for a model that has no such layers.
-
-        Raises:
-            UsageError: It has none.
-        """
+        """Refuse these options for a model that has no such layers."""
         if self == QuantizedOptions():
             return
         from modelexport.pytorch.checkpoints.quantized_linear import packed_schemes
@@ -258,9 +254,6 @@ class Options:
 
         Args:
             package: They are for a package, not for one file.
-
-        Raises:
-            UsageError: They do not.
         """
         if self.capture.opset is not None and self.capture.opset not in OPSETS:
             choice = f"choose one from {OPSETS[0]} to {OPSETS[-1]}"

@@ -61,9 +61,6 @@ class RequestedNames:
 
         Args:
             arguments: The names of the model's arguments, with which the names of inputs begin.
-
-        Raises:
-            UsageError: An input has another name.
         """
         known = [*arguments, *(self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs)]
         for name, _ in self.axes:

@@ -324,11 +324,7 @@ def _check_name(path: Path, *, alone: bool) -> None:
 
 
 def check_written_by_us(path: Path) -> None:
-    """Refuse to replace what a person may have written: all but empty files, models, arrays, and what is known.
-
-    Raises:
-        OutputError: The file exists, and this package is not known to have written it as it is.
-    """
+    """Refuse to replace what a person may have written: all but empty files, models, arrays, and what is known."""
     if path.suffix in (".onnx", ".onnx_adapter", ".npz") or not path.is_file() or not path.stat().st_size:
         return
     with path.open("rb") as file:

@@ -23,9 +23,6 @@ def check_document(path: Path, model: ir.Model, suffix: str) -> None:
         path: Where the model is.
         model: The model. One of an earlier version has no digests.
         suffix: The suffix of the document.
-
-    Raises:
-        FileFormatError: The document belongs to another export.
     """
     digests = recorded(model, keys.DOCUMENTS, damaged=f"{path} has damaged tags")
     document = path.with_suffix(suffix)
@@ -39,11 +36,7 @@ def check_document(path: Path, model: ir.Model, suffix: str) -> None:
 
 
 def read_document(path: Path) -> bytes:
-    """The bytes of a document.
-
-    Raises:
-        FileFormatError: It is missing, is not a regular file, or is too large.
-    """
+    """The bytes of a document."""
     if not path.exists():
         raise FileFormatError(f"cannot read {path}: there is no such file")
     return read_regular(path, DOCUMENT_BYTES)

@@ -34,11 +34,7 @@ class ExternalDataFile:
         self._checked: tuple[int, ...] | None = None
 
     def add(self, tensor: ir.ExternalTensor) -> None:
-        """Register a tensor in the file.
-
-        Raises:
-            FileFormatError: Its offset or length is not possible.
-        """
+        """Register a tensor in the file."""
         begin, size = tensor.offset or 0, tensor.nbytes
         if begin < 0 or tensor.length not in (None, size):
             raise FileFormatError(
@@ -63,11 +59,7 @@ class ExternalDataFile:
         return fault
 
     def check(self) -> None:
-        """Fail before a byte is read.
-
-        Raises:
-            FileFormatError: The file is missing, has changed, or may not be read.
-        """
+        """Fail before a byte is read."""
         if fault := self.fault():
             raise FileFormatError(f"{fault}: {WAY_OUT}")
 

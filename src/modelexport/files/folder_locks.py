@@ -46,11 +46,7 @@ def locked(folder: Path, *, new: bool = False) -> IO[bytes] | None:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Inside, no other command moves files into a folder. The lock leaves no file, and ends with the process.
-
-    Raises:
-        NotWrittenError: Another command does not end within :data:`modelexport.core.limits.LOCK_SECONDS`.
-    """
+    """Inside, no other command moves files into a folder. The lock leaves no file, and ends with the process."""
     if fcntl is None:
         yield
         return

@@ -156,11 +156,7 @@ def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
 
 
 def check_weights_files(model: ir.Model) -> None:
-    """Refuse a model whose weights files are missing, too short, or changed since it was exported.
-
-    Raises:
-        FileFormatError: Names each such file.
-    """
+    """Refuse a model whose weights files are missing, too short, or changed since it was exported."""
     if faults := weights_faults(model):
         raise FileFormatError(f"{'; '.join(faults)}: {WAY_OUT}")
 

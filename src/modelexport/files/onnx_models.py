@@ -37,9 +37,6 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
 
     Args:
         ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
-
-    Raises:
-        FileFormatError: It is missing, empty, or not an ONNX file.
     """
     if path.is_dir():
         raise FileFormatError(f"{path} is a folder: give one of the .onnx files in it")

@@ -90,9 +90,6 @@ class Staged:
     def check_asked(self) -> None:
         """Refuse files that are there and belong neither to a model that is written nor to a package that is replaced,
         and places that a symbolic link inside the folder leads out of it.
-
-        Raises:
-            OutputError: One would be replaced, or written elsewhere.
         """
         new = self.new()
         for folder in {above for target in new.values() for above in target.relative_to(self.directory).parents}:

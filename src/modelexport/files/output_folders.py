@@ -15,11 +15,7 @@ from modelexport.format.package_manifest import MANIFEST, UNFINISHED
 
 
 def check_output_folder(folder: Path) -> None:
-    """Fail before the work, not after it, when files cannot be written into a folder, which may have to be made.
-
-    Raises:
-        OutputError: It is a file, a symbolic link, or cannot be written to or made.
-    """
+    """Fail before the work, not after it, when files cannot be written into a folder, which may have to be made."""
     if folder.is_symlink():
         raise OutputError(
             f"{folder} is a symbolic link: give the folder that it leads to, {os.path.realpath(folder)}, or "

@@ -24,11 +24,7 @@ class _Temporary(type(Path())):  # type: ignore[misc]  # PosixPath or WindowsPat
 
 
 def as_path(source: Source) -> Path:
-    """The path of a file. An open model is written to a temporary one, which lives as long as the path.
-
-    Raises:
-        FileFormatError: It is neither a path nor a model, or its weights cannot be read.
-    """
+    """The path of a file. An open model is written to a temporary one, which lives as long as the path."""
     if isinstance(source, _Temporary):
         return source
     if isinstance(source, str | os.PathLike):

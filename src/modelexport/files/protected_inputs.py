@@ -71,9 +71,6 @@ def check_kept(places: Iterable[Path]) -> None:
     """Fail where a file that is about to be replaced or removed is one of those that are read.
 
     A hard link to one may be replaced: that leaves the other name as it is.
-
-    Raises:
-        OutputError: It is.
     """
     there = {entry: place for place in places if (entry := entry_of(place)) is not None}
     for read in _reads.get() if there else ():
@@ -89,9 +86,6 @@ def check_others_keep_weights(places: Collection[Path], models: Collection[Path]
     Args:
         places: The files.
         models: The models that are replaced or removed with them.
-
-    Raises:
-        OutputError: It does.
     """
     if any(is_file(place) for place in places):
         from modelexport.files.linked_weights import model_with_weights_in  # what it imports is slow

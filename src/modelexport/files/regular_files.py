@@ -20,11 +20,7 @@ from modelexport.files.named_models import BERT_TINY
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, not a folder, FIFO, socket or device; symbolic links are followed.
-
-    Raises:
-        FileFormatError: It is not a regular file, does not exist, or cannot be read.
-    """
+    """Open a regular file for reading, not a folder, FIFO, socket or device; symbolic links are followed."""
     try:
         # Opening a FIFO without this flag waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -67,11 +63,7 @@ def entry_of(path: Path) -> tuple[int, int, str] | None:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        FileFormatError: It is not a regular file, cannot be read, or has more than ``limit`` bytes.
-    """
+    """The bytes of a file."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:

@@ -109,9 +109,6 @@ def read_header(path: Path) -> SafetensorsFile:
 
     The safetensors library itself validates it, and refuses overlapping tensors, gaps between tensors, duplicate names
     and files of another size.
-
-    Raises:
-        WeightsError: It is missing, truncated or not a safetensors file.
     """
     real, tensors, header = Path(os.path.realpath(path)), dict[str, TensorLocation](), b""
     try:

@@ -37,9 +37,6 @@ def check_model(model: onnx.ModelProto) -> None:
     """Refuse what would be lost without an error, could not be computed, or would fail when it is used.
 
     Commands that only read refuse it, too: they would describe another model.
-
-    Raises:
-        FileFormatError: Says what the model has.
     """
     if model.training_info:
         raise FileFormatError("the model has training_info, which is not read: remove it from the file")

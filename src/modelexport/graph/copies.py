@@ -18,11 +18,7 @@ def copy_of(original: Copied) -> Copied: ...
 @overload
 def copy_of(original: ir.GraphView) -> ir.Graph: ...
 def copy_of(original: Any) -> Any:
-    """A copy that shares the tensors.
-
-    Raises:
-        FileFormatError: A node uses a value before it is made, or two make the same.
-    """
+    """A copy that shares the tensors."""
     try:
         copied = original.clone()
         copied.meta.update(original.meta)  # onnx_ir leaves out that of models

@@ -12,11 +12,7 @@ from modelexport.graph.nodes import all_nodes
 
 
 def check_coverage(model: ir.Model) -> Coverage:
-    """Count the nodes of the graph, of nested graphs and of functions by the evidence for their owner.
-
-    Raises:
-        UntaggedNodeError: A node has no owner. Lists every such node.
-    """
+    """Count the nodes of the graph, of nested graphs and of functions by the evidence for their owner."""
     coverage, untagged = count_coverage(model)
     if untagged:
         raise UntaggedNodeError(untagged)

@@ -14,9 +14,6 @@ def inline_calls(model: ir.Model, *, domain: str | None = None, name: str = "the
     Args:
         domain: Of the functions; by default all.
         name: The model, for messages.
-
-    Raises:
-        FileFormatError: A function does not fit its calls.
     """
     from onnx_ir.passes.common import InlinePass  # takes longer than reading most files
 

@@ -34,11 +34,7 @@ def calls_text(nodes: Iterable[ir.Node]) -> str:
 
 
 def required_owner(node: ir.Node) -> Owner:
-    """The owner that travels with a node of a graph that is about to be written.
-
-    Raises:
-        FileFormatError: It has none. An export checks that before; in a file that was read, its tags are lost.
-    """
+    """The owner that travels with a node of a graph that is about to be written."""
     if (owner := owner_of(node)) is None:
         raise FileFormatError(
             f"the node '{node.name}' ({node.op_type}) has no tags: restore those that another tool dropped with "

@@ -52,11 +52,7 @@ def listed_entries(model: ir.Model) -> dict[str, StateDictEntry] | None:
 
 
 def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
-    """The ``state_dict`` entries of the module that a tagged file was exported from.
-
-    Raises:
-        FileFormatError: The file has no list of entries.
-    """
+    """The ``state_dict`` entries of the module that a tagged file was exported from."""
     if (entries := listed_entries(model)) is None:
         raise FileFormatError("the file has no list of its module's parameters: export it again")
     return entries

@@ -68,11 +68,7 @@ def conditions_of_formulas(formulas: Iterable[str]) -> list[SizeCondition]:
 
 
 def check_sizes(conditions: Collection[SizeCondition], sizes: Sizes) -> None:
-    """Refuse sizes for which a file is not right.
-
-    Raises:
-        UsageError: A condition does not hold.
-    """
+    """Refuse sizes for which a file is not right."""
     if failing := broken(conditions, sizes):
         broken_sizes = ", ".join(f"{symbol} is {sizes[symbol]}" for symbol in failing[0].symbols)
         raise UsageError(

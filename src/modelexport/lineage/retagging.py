@@ -316,11 +316,7 @@ def _forget_names(model: ir.Model) -> None:
 
 
 def _check_outputs(path: Path, model: ir.Model) -> None:
-    """Refuse a file that lacks the node of an output, as some tools write them.
-
-    Raises:
-        FileFormatError: Nothing computes an output.
-    """
+    """Refuse a file that lacks the node of an output, as some tools write them."""
     lacking = [
         value.name or ""
         for value in model.graph.outputs
@@ -333,11 +329,7 @@ def _check_outputs(path: Path, model: ir.Model) -> None:
 
 
 def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
-    """Refuse a file that was not made from the tagged file.
-
-    Raises:
-        UsageError: The files have too few values in common.
-    """
+    """Refuse a file that was not made from the tagged file."""
     share = descent.common / max(descent.total, 1)
     values = [*inputs_and_results(tagged.model), *initializers(tagged.model)]
     has_all = descent.common >= len(values)  # a tool wrote many nodes for one

@@ -141,11 +141,7 @@ def _copy_folder(folder: Path, target: Path) -> None:
 
 
 def overwrite_parameters(package: Package, staging: Path, changed: Callable[[Path], NewTensors]) -> int:
-    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
-
-    Raises:
-        UsageError: A part has a weight embedded, or two parameters are at one place of a file.
-    """
+    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many."""
     written, names = set(), dict[object, list[str]]()
     for part, file in package.files.items():
         folder = staging / file.parent.relative_to(package.folder)

@@ -210,11 +210,7 @@ class Generator(TokenLoop):
 
     @classmethod
     def of(cls, package: Package, *, provider: str = CPU) -> Generator:
-        """A generator for a package.
-
-        Raises:
-            UsageError: It does not generate.
-        """
+        """A generator for a package."""
         if package.manifest.generation is None:
             raise UsageError(f"{package.folder} does not generate: its manifest does not say how its parts run")
         return cls(package.files, package.manifest.generation, provider=provider)
@@ -224,9 +220,6 @@ class Generator(TokenLoop):
 
         Args:
             values: Name to array; others than the inputs of the part are ignored.
-
-        Raises:
-            UsageError: An input is missing, or ONNX Runtime does not run the part.
         """
         wanted, values = self._inputs[part], {**self._without_images(part, values), **values}
         if missing := [name for name in wanted if name not in values]:

@@ -194,9 +194,6 @@ def check_package(
 
     Returns:
         Notes, a line each.
-
-    Raises:
-        CheckError: The package computes something else, and is not kept anyway.
     """
     if not kind.does:
         return []

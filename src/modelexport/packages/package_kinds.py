@@ -107,19 +107,11 @@ class PackageKind:
         return True
 
     def with_parts(self, parts: Mapping[str, Any]) -> PackageKind:
-        """This kind for parts that a person named.
-
-        Raises:
-            UsageError: It finds its parts by itself.
-        """
+        """This kind for parts that a person named."""
         raise UsageError(f"a package of kind {self.name} finds its parts by itself: leave out --part")
 
     def check_options(self, asked: PackageOptions) -> None:
-        """Refuse options that are for other kinds.
-
-        Raises:
-            InputsError: There are some.
-        """
+        """Refuse options that are for other kinds."""
         if asked.static_cache is not None or asked.separate_prefill:
             raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
 
@@ -226,9 +218,6 @@ def kind_of(model: nn.Module, name: str | Mapping[str, Any] = AUTO) -> PackageKi
 
     Args:
         name: The kind that is asked for, or ``auto`` for the first that accepts the model; or named parts.
-
-    Raises:
-        InputsError: No kind has this name, or none of them accepts the model.
     """
     kinds, what = package_kinds(), type(model).__name__
     if not isinstance(name, str):
@@ -283,11 +272,7 @@ def load_for_parts(
 
 
 def kind_of_package(package: Package, model: nn.Module) -> PackageKind:
-    """The kind of a package that exists, if the model is one that it can come from.
-
-    Raises:
-        UsageError: The model is of another kind, or no installed tool knows the kind of the package.
-    """
+    """The kind of a package that exists, if the model is one that it can come from."""
     name = package.manifest.kind
     kinds = [kind for kind in package_kinds() if kind.name == name]
     if name == "stages":
@@ -351,9 +336,6 @@ def verify_parts(parts: Iterable[ModelPart], package: Package, **how: Any) -> Pa
     Args:
         parts: What the parts were exported from, or are exported from now.
         how: Keywords of :func:`modelexport.verify.verify.verify`.
-
-    Raises:
-        UsageError: The package has a part that the model does not give.
     """
     from modelexport.verify.verify import verify
 

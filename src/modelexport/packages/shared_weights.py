@@ -34,9 +34,6 @@ def share_weights(
 
     Returns:
         The place of each entry in the folder.
-
-    Raises:
-        OutputError: The checkpoint cannot be linked, and ``mode`` is ``link``.
     """
     if source is not None and not source.made:
         return moved_weights(source, folder, mode)

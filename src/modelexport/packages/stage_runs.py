@@ -42,11 +42,7 @@ class StagesReport(Report, msgspec.Struct, frozen=True):
 
 
 def read_stages(folder: str | Path) -> Manifest:
-    """The manifest of a package of stages.
-
-    Raises:
-        FileFormatError: It is missing, damaged, or of another kind or version, or a part is missing.
-    """
+    """The manifest of a package of stages."""
     manifest = read_manifest(Path(folder))
     if manifest.kind != "stages":
         parts = first_few(part.file for part in manifest.parts)

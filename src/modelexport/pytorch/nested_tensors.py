@@ -121,11 +121,7 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 def arguments_of(inputs: Any) -> Any:
-    """Example inputs; a tensor is the only argument, as for ``torch.onnx.export``.
-
-    Raises:
-        InputsError: They are something else.
-    """
+    """Example inputs; a tensor is the only argument, as for ``torch.onnx.export``."""
     if isinstance(inputs, str) or not isinstance(inputs, torch.Tensor | Mapping | Sequence):
         raise InputsError(
             f"the example inputs are a {type(inputs).__name__}: give keyword arguments of forward as a dict, or "
@@ -185,9 +181,6 @@ def as_array(tensor: torch.Tensor) -> Any:
     """A tensor as a NumPy array, as a file has it: complex numbers are pairs of numbers, in a last axis.
 
     ``bfloat16`` and ``float8``, which NumPy does not have, use ``ml_dtypes``.
-
-    Raises:
-        UsageError: The tensor is nested or sparse.
     """
     if not has_elements(tensor):
         raise UsageError("a tensor of the model is nested or sparse, which no ONNX file can have: use dense ones")

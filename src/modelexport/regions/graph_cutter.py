@@ -95,11 +95,7 @@ class Cutter:
         return any(True for _ in self._tagged.nodes_of(call))
 
     def region_of(self, call: ModuleCall) -> Region:
-        """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node.
-
-        Raises:
-            UsageError: Some nodes are in the body of a function that is called elsewhere.
-        """
+        """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node."""
         nodes = dict.fromkeys(self._tagged.nodes_of(call))
         called = {node.op_identifier() for node in nodes}
         nodes = {node: None for node in nodes if self._in_functions.get(node) not in called}
@@ -152,9 +148,6 @@ class Cutter:
             what: A description of the region, for messages.
             inside: The calls that the nodes belong to; other owners are removed if one of these remains.
             above: Calls that stay in the call tree even if they own no node of it.
-
-        Raises:
-            FileFormatError: An input or output has no type, and none can be inferred.
         """
         needs, outputs = self.needs(region), region.outputs
         values = [*needs.inputs, *outputs]

@@ -134,11 +134,7 @@ def save_edited(
 
 
 def size_of_weights(model: ir.Model, source: Path) -> int:
-    """Bytes of a model's initializers and constants.
-
-    Raises:
-        FileFormatError: A weights file is missing, too short or has changed.
-    """
+    """Bytes of a model's initializers and constants."""
     check_weights_files(model)
     for value in initializers(model):
         if value.const_value is None:

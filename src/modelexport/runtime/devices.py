@@ -155,9 +155,6 @@ def find_device(text: str, limit: float = math.inf) -> Device:
 
     Args:
         limit: Seconds that a command in front of it may take to begin, if they are fewer than a minute.
-
-    Raises:
-        UsageError: This machine does not have it (the message says what to install), or it has no such option.
     """
     text, through, command = text.partition(THROUGH)
     if through:
@@ -288,11 +285,7 @@ def _plug_ins() -> dict[str, tuple[str, ModuleType]]:
 
 @cache
 def _register(provider: str, library: str) -> None:
-    """Load a plug-in.
-
-    Raises:
-        UsageError: It cannot be loaded, or offers no device on this machine.
-    """
+    """Load a plug-in."""
     if provider not in (device.ep_name for device in onnxruntime.get_ep_devices()):
         try:
             onnxruntime.register_execution_provider_library(provider, library)

@@ -21,9 +21,6 @@ def fitted(feeds: Mapping[str, Any], model: ir.Model, *, optional: bool = False)
 
     Args:
         optional: Arrays for inputs that have a default in the model may be given, too.
-
-    Raises:
-        InputsError: A name, a type or a shape does not fit, or they are not arrays by name.
     """
     if not isinstance(feeds, Mapping):
         raise InputsError(f"{type(feeds).__name__} is not a mapping: give the array of each input by its name")
@@ -65,22 +62,14 @@ def _fitted(name: str, array: Any, value: ir.Value) -> Any:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse arrays that nothing takes: their names may be wrong.
-
-    Raises:
-        InputsError: A name is not known.
-    """
+    """Refuse arrays that nothing takes: their names may be wrong."""
     names = list(dict.fromkeys(known))
     if surplus := [name for name in given if name not in names]:
         raise InputsError(f"{what} has no input {surplus[0]}{suggest(surplus[0], names)}: it takes {', '.join(names)}")
 
 
 def check_named_sizes(arrays: Mapping[str, Any], model: ir.Model) -> None:
-    """Refuse arrays that give two sizes to one dynamic axis. In files of other exporters names may mean nothing.
-
-    Raises:
-        InputsError: Two arrays, or two axes of one, differ where the model has one name.
-    """
+    """Refuse arrays that give two sizes to one dynamic axis. In files of other exporters names may mean nothing."""
     sizes: dict[int | str | None, tuple[int, str]] = {}
     for value in required_inputs(model) if ADOPTED not in model.meta else ():
         shape = np.shape(arrays[value.name or ""])

@@ -28,11 +28,7 @@ class _Described(msgspec.Struct):
 
 
 def read_feeds(path: Path, seed: int) -> dict[str, Any]:
-    """Arrays by name from a file.
-
-    Raises:
-        FileFormatError: It is not a regular file, is damaged, or has more than anybody gives a model.
-    """
+    """Arrays by name from a file."""
     try:
         if path.suffix == ".npz":
             with open_regular(path) as file:

@@ -213,9 +213,6 @@ def facts_behind(command: Sequence[str], limit: float = math.inf) -> Facts:
 
     Args:
         limit: As for :class:`CommandProcess`.
-
-    Raises:
-        RunError: As for :class:`CommandProcess`.
     """
     process = CommandProcess(command, limit)
     try:

@@ -307,11 +307,7 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any])
 
 
 def array_of_input(name: str, value: Any) -> Any:
-    """A value for an input as an array.
-
-    Raises:
-        InputsError: It is not one, or a tensor of PyTorch that is on a device, or has gradients.
-    """
+    """A value for an input as an array."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:

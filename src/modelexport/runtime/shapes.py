@@ -78,9 +78,6 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
 
     Args:
         sizes: Symbol to size. Values whose shape depends on another symbol have none.
-
-    Raises:
-        UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
     known_sizes, symbols = dict(sizes or {}), symbols_of_inputs(model)
     graphs = list(model.graphs())

@@ -55,11 +55,7 @@ COMBINED = (Kind.SUM, Kind.LARGEST, Kind.SMALLEST)
 
 
 def column_named(columns: Iterable[Column], name: str) -> Column:
-    """The shown column with a name.
-
-    Raises:
-        UsageError: There is no such column; the message lists the columns.
-    """
+    """The shown column with a name."""
     shown = {column.name: column for column in columns if not column.hidden}
     if name not in shown:
         raise UsageError(f"there is no column '{name}'{suggest(name, shown)}; the columns are {', '.join(shown)}")

@@ -113,11 +113,7 @@ class TaggedFile:
 
     @cached_property
     def cut(self) -> CutRecord | None:
-        """Which call of which file this file is, if ``extract`` wrote it.
-
-        Raises:
-            FileFormatError: The file has no such call.
-        """
+        """Which call of which file this file is, if ``extract`` wrote it."""
         cut: CutRecord | None = self.model.meta.get(CUT_FROM)
         if cut is not None and ModuleCall.parse(cut.call) not in self.tags:
             raise FileFormatError(

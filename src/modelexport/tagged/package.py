@@ -28,11 +28,7 @@ class Package:
         return {part.name: self.folder / part.file for part in self.manifest.parts}
 
     def part(self, name: str) -> PartEntry:
-        """The part with a name.
-
-        Raises:
-            UsageError: There is no such part.
-        """
+        """The part with a name."""
         for part in self.manifest.parts:
             if part.name == name:
                 return part

@@ -50,11 +50,7 @@ class Shown:
     )
 
     def check(self, columns: Iterable[Column]) -> None:
-        """Check, before anything is measured, that a table with these columns can be shown so.
-
-        Raises:
-            UsageError: There is no column to sort by, or two formats are asked for.
-        """
+        """Check, before anything is measured, that a table with these columns can be shown so."""
         from modelexport.tables.columns import sorted_by
 
         if self.as_csv and self.as_json:
@@ -79,9 +75,6 @@ def show(
         results: What the tables are of, by the same names, if their documents have more than the tables.
         pages: What the HTML page shows, if it is more than the tables.
         file: The file or package, which says why the chosen calls have no figures.
-
-    Raises:
-        ModelExportError: None of the chosen calls has figures.
     """
     from modelexport.terminal import show_table
 

@@ -102,9 +102,6 @@ def sizes_of_other(file: TaggedFile, other: TaggedFile, sizes: Mapping[str, int]
 
     Args:
         sizes: Those of dynamic axes of the other; axes of other names have any size.
-
-    Raises:
-        InputsError: No inputs fit both files, or a formula with several unknown symbols has to have a size.
     """
     others = {value.name: value for value in required_inputs(other.model)}
     wanted = [

@@ -206,11 +206,7 @@ def _described(
 
 @contextmanager
 def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
-    """Open the reference values beside a file.
-
-    Raises:
-        FileFormatError: They are missing or damaged, or belong to another file.
-    """
+    """Open the reference values beside a file."""
     path = reference_path(tagged.path)
     if not path.is_file():
         raise FileFormatError(
@@ -227,11 +223,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
 
 
 def _read(path: Path) -> ReferenceValues:
-    """Read reference values.
-
-    Raises:
-        FileFormatError: They are damaged, or of a format version that cannot be read.
-    """
+    """Read reference values."""
     import ml_dtypes  # noqa: F401 - adds to NumPy the bfloat16 that safetensors needs
     from safetensors import SafetensorError, safe_open
 

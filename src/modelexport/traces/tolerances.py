@@ -88,10 +88,6 @@ def allowed_of_logits(itemsize: int) -> float:
 
 
 def check_bound(bound: float) -> None:
-    """Refuse what cannot be a bound.
-
-    Raises:
-        UsageError: It is negative, infinite or not a number.
-    """
+    """Refuse what cannot be a bound."""
     if not 0 <= bound < float("inf"):
         raise UsageError(f"{bound:g} is not a bound: give a share of the size of outputs, such as 0.01")

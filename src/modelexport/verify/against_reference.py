@@ -79,11 +79,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
 
 
 def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Users:
-    """The calls whose weights differ from those that the values were computed with.
-
-    Raises:
-        FileFormatError: Most differ: the values are of another file, or its weights were replaced since.
-    """
+    """The calls whose weights differ from those that the values were computed with."""
     here = parameter_digests(tagged.model)
     known = [entry for entry in here if entry in reference.weights]
     other = [entry for entry in known if here[entry] != reference.weights[entry]]

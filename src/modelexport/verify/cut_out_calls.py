@@ -19,11 +19,7 @@ from modelexport.traces.trace import SeenTensor, Trace
 
 
 def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, reference: Trace) -> dict[str, Any]:
-    """What the call got in a run, under the names of the file's inputs, in float64 or in the types of the file.
-
-    Raises:
-        UsageError: The call did not run, or it is not known which of its arguments an input is.
-    """
+    """What the call got in a run, under the names of the file's inputs, in float64 or in the types of the file."""
     if tagged.top not in reference.parents:
         raise UsageError(f"{tagged.path} is the call '{cut.call}', which the model does not make with these inputs")
     values = required_inputs(tagged.model)
@@ -46,9 +42,6 @@ def refuse_stage(path: Path, whole: str | Path) -> None:
 
     Args:
         whole: The file that was split, as one types it.
-
-    Raises:
-        UsageError: It is a stage.
     """
     if (folder := folder_of_stages(path)) is not None:
         raise UsageError(

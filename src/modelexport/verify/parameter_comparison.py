@@ -37,9 +37,6 @@ def check_same_entries(of_model: Mapping[str, tuple[str, list[int]]], model: ir.
 
     Args:
         of_model: Key to element type and shape.
-
-    Raises:
-        UsageError: It is not the model that the file was exported from.
     """
     wanted = {key: (entry.dtype, entry.shape) for key, entry in state_dict_of(model).items() if entry.used}
     differing = [key for key, entry in wanted.items() if of_model.get(key) != entry]

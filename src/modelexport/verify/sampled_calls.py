@@ -129,11 +129,7 @@ def _verdicts(
 
 
 def _claimed(tagged: TaggedFile, reference: Trace) -> dict[ir.Value, SeenTensor]:
-    """The values of the main graph that the sidecar maps to tensors of a run.
-
-    Raises:
-        FileFormatError: There is no sidecar.
-    """
+    """The values of the main graph that the sidecar maps to tensors of a run."""
     if tagged.hierarchy is None:
         sidecar = tagged.path.with_suffix(SIDECAR_SUFFIX)
         raise FileFormatError(f"{sidecar} is missing: it has the values of {tagged.path} that modules get and return")

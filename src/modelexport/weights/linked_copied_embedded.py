@@ -152,11 +152,7 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
 
 
 def link_file(file: SafetensorsFile, target: Path) -> str:
-    """Link a file to a second place without copying; returns how: ``clone`` or ``hard link``.
-
-    Raises:
-        OutputError: The file system supports neither.
-    """
+    """Link a file to a second place without copying; returns how: ``clone`` or ``hard link``."""
     try:
         return clone_or_link(Path(os.path.realpath(file.path)), target)
     except OSError as error:

@@ -43,11 +43,7 @@ _BLOCKS_OPSET = 21
 
 
 def opset_for(model: nn.Module, opset: int | None, form: QuantizedForm) -> int | None:
-    """The opset to export a model with: the given one, or a later one if its packed layers need that.
-
-    Raises:
-        UsageError: They cannot be written so.
-    """
+    """The opset to export a model with: the given one, or a later one if its packed layers need that."""
     schemes = packed_schemes(model)
     tables = sorted({scheme.variant for scheme in schemes if is_table(scheme)})
     if tables and form.quantized_as == "qdq":

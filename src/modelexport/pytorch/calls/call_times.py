@@ -49,9 +49,6 @@ def time_calls(model: nn.Module, inputs: Inputs, *, runs: int = 10, warmup: int 
 
     Args:
         inputs: Arguments of ``forward``, by name or by position.
-
-    Raises:
-        InputsError: The model fails with these inputs.
     """
     args, kwargs = run_arguments(inputs)
     nanoseconds: dict[ModuleCall, list[int]] = {}

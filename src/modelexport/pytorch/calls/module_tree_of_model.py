@@ -21,9 +21,6 @@ def module_tree(model: nn.Module) -> ModuleTree:
 
     A module that is registered in several places appears once, under its first path; the others are its aliases.
     Parameters that lazy modules have not created yet are not counted.
-
-    Raises:
-        InputsError: A module has a name that is the address of another one's call.
     """
     paths = {module: path for path, module in model.named_modules()}
     for path in paths.values():
@@ -85,11 +82,7 @@ def containers(model: nn.Module) -> frozenset[str]:
 
 
 def check_has_forward(model: nn.Module) -> None:
-    """Refuse a value that is not a module, and a module without ``forward``, which hooks and exports need.
-
-    Raises:
-        InputsError: It is not a module, or has no ``forward``.
-    """
+    """Refuse a value that is not a module, and a module without ``forward``, which hooks and exports need."""
     if not isinstance(model, nn.Module):
         raise InputsError(
             f"the model is a {type(model).__name__}, not a torch.nn.Module: give the module, or a name to the command "

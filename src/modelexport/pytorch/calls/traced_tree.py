@@ -94,9 +94,6 @@ def untouched(
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
         bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
         changed: Memory to restore afterwards; what the model overwrites in the block is added to it.
-
-    Raises:
-        InputsError: The model has lazy parameters, which its first run would create.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) for tensor in tensors):

@@ -22,11 +22,7 @@ _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or 
 
 
 def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] | None, maker: InputMaker) -> Inputs:
-    """The arguments that ``spec`` gives; ``accepted`` is ``None`` if the forward takes any name.
-
-    Raises:
-        InputsError: It cannot be read, names an argument that does not exist, or describes one wrongly.
-    """
+    """The arguments that ``spec`` gives; ``accepted`` is ``None`` if the forward takes any name."""
     if isinstance(spec, str | Path):
         spec = _read_file(Path(spec))
     if not isinstance(spec, Mapping | None):

@@ -59,11 +59,7 @@ def describe_inputs(inputs: Inputs) -> dict[str, dict[str, Any]]:
 
 
 def save_inputs(inputs: Inputs, path: Path) -> None:
-    """Write the tensors in example inputs to a file, by name: ``.npz`` or ``.safetensors``.
-
-    Raises:
-        OutputError: The path has another suffix, or one whose files do not have a type, or the file cannot be written.
-    """
+    """Write the tensors in example inputs to a file, by name: ``.npz`` or ``.safetensors``."""
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -99,11 +99,7 @@ def read_inputs(model: torch.nn.Module, spec: str | Path, *, seed: int = 0) -> I
 
 
 def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Run ``model`` once with these keyword or positional arguments, without gradients and in eval mode.
-
-    Raises:
-        InputsError: The run fails; the message gives the inputs with their types and shapes, and the reason.
-    """
+    """Run ``model`` once with these keyword or positional arguments, without gradients and in eval mode."""
     runner, recorder = TrialRuns(model), CallRecorder(model)
     with recorder.attached():
         if runner.run(inputs if isinstance(inputs, Mapping) else tuple(inputs)):

@@ -40,11 +40,7 @@ def inputs_that_fit(example: Inputs, tagged: TaggedFile) -> Inputs:
 
 
 def check_fit(feeds: Mapping[str, Any], tagged: TaggedFile) -> None:
-    """Check that arrays have the sizes that a file declares for its inputs.
-
-    Raises:
-        InputsError: One has others.
-    """
+    """Check that arrays have the sizes that a file declares for its inputs."""
     if misfit := _misfit(feeds, tagged):
         raise InputsError(f"{misfit}: give the inputs that it was exported with (--inputs SPEC.json)")
 

@@ -24,11 +24,7 @@ def feeds(inputs: Inputs, runs: onnxruntime.InferenceSession) -> dict[str, Any]:
 
 
 def under_names(inputs: Inputs, wanted: Sequence[str]) -> dict[str, Any]:
-    """The same for a list of names. More may be given than the file takes: exporters omit inputs without effect.
-
-    Raises:
-        InputsError: One is missing, or the tensors cannot be matched to the names.
-    """
+    """The same for a list of names. More may be given than the file takes: exporters omit inputs without effect."""
     arrays = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
     by_name = {name: arrays.get(_plain(name.removeprefix("input."))) for name in wanted}
     if all(array is not None for array in by_name.values()):

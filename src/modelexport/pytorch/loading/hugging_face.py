@@ -75,11 +75,7 @@ def _tokenizer_folder(spec: str, local_only: bool) -> Path | None:
 
 
 def _packing(spec: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The ``quantization_config`` of packed weights that are exported as they are; transformers reads others itself.
-
-    Raises:
-        ModelLoadError: Nobody knows the format; transformers would load random weights.
-    """
+    """The ``quantization_config`` of packed weights that are exported as they are; transformers reads others itself."""
     from transformers.quantizers import AutoHfQuantizer
 
     settings = config.get("quantization_config")

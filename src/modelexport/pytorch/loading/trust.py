@@ -35,11 +35,7 @@ def no_questions() -> Iterator[None]:
 
 
 def check_config(spec: str, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with more layers than any real model.
-
-    Raises:
-        ModelLoadError: Names the setting.
-    """
+    """Refuse a configuration with more layers than any real model."""
     pending: list[Mapping[str, Any]] = [config]
     while pending:
         for name, value in pending.pop().items():
@@ -62,9 +58,6 @@ def no_larger_than(nbytes: int) -> Iterator[None]:
 
     Args:
         nbytes: Bytes of its weights files.
-
-    Raises:
-        ModelLoadError: The model is too large.
     """
     modules, elements, most = 0, 0, ELEMENTS_PER_BYTE * nbytes + SPARE_ELEMENTS
 

@@ -189,11 +189,7 @@ class AdaptedFile:
         return adapter is not None and not np.array_equal(adapter.read(key), self._reader(value)(key))
 
     def values(self, only: Changes) -> dict[str, np.ndarray]:
-        """What an adapter gives to the inputs that the file has for adapters.
-
-        Raises:
-            WeightsError: It changes what the file has no inputs for.
-        """
+        """What an adapter gives to the inputs that the file has for adapters."""
         values: dict[str, np.ndarray] = {}
         taken: set[tuple[str, str]] = set()
         """The entries, and what of each, that inputs take."""

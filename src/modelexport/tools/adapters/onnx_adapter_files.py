@@ -16,11 +16,7 @@ _VERSION = 1
 
 
 def write_adapter_file(values: Mapping[str, np.ndarray], path: Path) -> int:
-    """Write values of inputs, by name, as a file for ``onnxruntime.LoraAdapter``; returns its bytes.
-
-    Raises:
-        NotWrittenError: It cannot be written.
-    """
+    """Write values of inputs, by name, as a file for ``onnxruntime.LoraAdapter``; returns its bytes."""
     file = onnxruntime.AdapterFormat()
     file.set_adapter_version(_VERSION)
     file.set_model_version(_VERSION)

@@ -164,12 +164,7 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """A LoRA adapter: ``adapter_config.json`` and ``adapter_model.safetensors``.
-
-    Raises:
-        FileFormatError: A file is missing or damaged.
-        WeightsError: It is another kind of adapter, or its tensors are not what its configuration says.
-    """
+    """A LoRA adapter: ``adapter_config.json`` and ``adapter_model.safetensors``."""
     folder = Path(folder)
     configuration = _read_configuration(folder)
     if not (folder / TENSORS).is_file():
@@ -295,11 +290,7 @@ class Changes:
 
 
 def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterable[Adapter]) -> Changes:
-    """What adapters do to the entries of a file.
-
-    Raises:
-        WeightsError: An adapter is for other modules or other shapes. Lists them all.
-    """
+    """What adapters do to the entries of a file."""
     adapters = tuple(adapters)
     pairs: dict[str, list[LowRank]] = {}
     whole: dict[str, Adapter] = {}

@@ -96,12 +96,7 @@ def compare(
 def compare_numbers(
     first: Path, second: Path, modules: Sequence[str], running: Numbers, measured: CalibrationData, *, as_json: bool
 ) -> None:
-    """Run both files on the same inputs, and show what each module of the second loses.
-
-    Raises:
-        typer.Exit: They do not agree.
-        UsageError: An option is for files, or for files with the same parts.
-    """
+    """Run both files on the same inputs, and show what each module of the second loses."""
     if running.as_csv and as_json:
         raise UsageError("give --csv or --json, not both")
     if measured.data is None and measured.processor is not None:

@@ -51,11 +51,7 @@ class OutputComparison:
     allowed: float
 
     def losses(self, expected: Sequence[Outputs], actual: Sequence[Outputs]) -> list[list[Loss]]:
-        """The losses of the outputs of each run.
-
-        Raises:
-            UsageError: The files do not return the same number of them.
-        """
+        """The losses of the outputs of each run."""
         both = [*zip(expected, actual, strict=True)]
         if any(len(first) != len(second) for first, second in both):
             raise UsageError(

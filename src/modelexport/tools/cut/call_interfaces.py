@@ -93,9 +93,6 @@ def match_names(
         mapping: Names to names of values.
         elsewhere: More values that ``mapping`` may name.
         by_position: The values that are used in their order, if as many of them are left as names.
-
-    Raises:
-        UsageError: The value does not exist.
     """
     matched: dict[str, ir.Value] = {}
     for name, others in wanted.items():

@@ -150,11 +150,7 @@ class _ResultsOfKit:
         self.device, self._parts = described(results.device), results.parts
 
     def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
-        """The result of a part.
-
-        Raises:
-            UsageError: The kit does not have it.
-        """
+        """The result of a part."""
         part = region.name if region.name != "." else "the whole file"
         if (result := self._parts.get(region.name)) is None:
             raise UsageError(f"the results have nothing of {part}: {_AGAIN}, to its end")

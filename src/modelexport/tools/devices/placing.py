@@ -39,11 +39,7 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str) -> Rule:
-        """``gpu: model.layers.[0-11] model.norm``: a device, a colon and a space, selectors.
-
-        Raises:
-            UsageError: The text is not a rule.
-        """
+        """``gpu: model.layers.[0-11] model.norm``: a device, a colon and a space, selectors."""
         device, _, modules = text.partition(": ")
         if not (device.strip() and modules.split()) or set(device) & set("(),;"):
             raise UsageError(f"'{text}' is not a rule: write 'DEVICE: SELECTOR ...', as in 'gpu: model.layers.[0-11]'")

@@ -20,9 +20,6 @@ def ranges_of_calls(model: nn.Module, inputs: Inputs) -> dict[ModuleCall, ValueR
 
     Args:
         inputs: Arguments of ``forward``, by name or by position.
-
-    Raises:
-        InputsError: The model fails with these inputs.
     """
     ranges: dict[ModuleCall, ValueRange] = {}
     counts: Counter[str] = Counter()

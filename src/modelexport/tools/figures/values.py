@@ -294,11 +294,7 @@ def _call_address(value: ir.Value) -> str | None:
 
 
 def values_there(model: ir.Model, process: RunnerProcess, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of the tensors that the nodes of the main graph compute, to their arrays.
-
-    Raises:
-        RunError: The device does not run the model.
-    """
+    """Names of the tensors that the nodes of the main graph compute, to their arrays."""
     copy = copy_of(model)
     fill_types(copy)
     computed = [value for node in copy.graph if node.op_type != "Constant" for value in node.outputs if value.name]

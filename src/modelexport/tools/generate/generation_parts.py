@@ -62,10 +62,6 @@ def generation_forms(
             ``image_grid_thw``, ``[1, 3]``; for a model with an encoder what this takes.
         weights: The places of the weights of a model that was built without them, to compare it with its parts.
         directory: The model's folder. Its processor, if there is one, gives a mask of pixels to a model that takes it.
-
-    Raises:
-        CaptureError: ``generate`` fails, or no loop over its tokens computes what it does.
-        InputsError: The model cannot generate, or takes no such inputs.
     """
     name = type(model).__name__
     if not can_generate(model):

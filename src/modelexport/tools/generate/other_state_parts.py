@@ -128,9 +128,6 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
     """The parts of each form that computes what the model does, the best first.
 
     A model that computes something else for padded rows, or for several, has forms for less.
-
-    Raises:
-        CaptureError: There is none.
     """
     reasons, padding = [], _padding(model, state)
     forms = [] if padding is None else [Form(what="the prompt at once", prefill=0, padding=padding)]

@@ -123,9 +123,6 @@ def _compared(
     """How far the outputs of a tool's result are from those of the file, and for which inputs, or why that is unknown.
 
     The file runs without ONNX Runtime's optimizer, which may be wrong itself, and the result as users run it.
-
-    Raises:
-        NotWrittenError: The result computes something else.
     """
     if sum(file.stat().st_size for file in (source, *data_files(source))) > CHECKED_BYTES:
         return None, ["the file is too large"]

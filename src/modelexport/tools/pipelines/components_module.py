@@ -51,11 +51,7 @@ def is_diffusion_pipeline(value: object) -> bool:
 
 
 def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: str | None = None) -> LoadedModel:
-    """Load the pipeline in a folder, with its weights.
-
-    Raises:
-        ModelLoadError: diffusers is not installed, the folder is damaged, or it needs code that is not trusted.
-    """
+    """Load the pipeline in a folder, with its weights."""
     if not trust_remote_code:
         _check_index(directory)
     try:

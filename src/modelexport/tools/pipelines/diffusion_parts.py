@@ -53,11 +53,7 @@ class DiffusionPart:
         return self.entry.component in getattr(modules.pipeline, "_optional_components", ())
 
     def tensors(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The graph's inputs for a call with other tensors.
-
-        Raises:
-            UsageError: Arguments that are not tensors differ as well, so that the graph is not one of this call.
-        """
+        """The graph's inputs for a call with other tensors."""
         tensors_by_name: dict[str, torch.Tensor] = {}
         fixed: dict[str, Any] = {}
         for path, leaf in leaves(dict(arguments)):

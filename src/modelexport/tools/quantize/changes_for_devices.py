@@ -59,9 +59,6 @@ def apply_changes(model: ir.Model, tagged: TaggedFile, rules: Sequence[Rule]) ->
 
     Args:
         model: The model of a file, or one that was made from it.
-
-    Raises:
-        UsageError: A selector matches nothing, a node does not exist, or a change has nothing to change.
     """
     changed = {rule.method: 0 for rule in rules}
     for rule in rules:

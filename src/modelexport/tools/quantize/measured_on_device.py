@@ -70,11 +70,7 @@ class OnDevice(SwitchableSession):
         return self._current[1](feeds)
 
     def kept(self, feeds: Mapping[str, Any]) -> Any:
-        """As :meth:`SwitchableSession.kept`.
-
-        Raises:
-            RunError: The device does not run it.
-        """
+        """As :meth:`SwitchableSession.kept`."""
         if (output := self.run(feeds, {})) is None:
             raise RunError(f"{self._tagged.path} does not run on {self._process.device}: {self.failure}")
         return self._right(output)

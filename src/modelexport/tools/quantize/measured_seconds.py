@@ -43,9 +43,6 @@ def measured_seconds(
 
     Args:
         feeds: Inputs to measure ranges with, of which the first is that of the timed runs.
-
-    Raises:
-        UsageError: The device compiles its graphs, so that it does not tell the time of a module.
     """
     if find_device(device).compiles:
         raise UsageError(

@@ -102,11 +102,7 @@ class MethodRow:
 
 
 def parse_method(text: str) -> Method | None:
-    """The method that a text names; ``None`` for ``keep``.
-
-    Raises:
-        UsageError: There is no such method or option, or the option cannot have this value.
-    """
+    """The method that a text names; ``None`` for ``keep``."""
     name, _, rest = text.strip().partition(":")
     if name == KEEP and not rest:
         return None
@@ -148,9 +144,6 @@ def apply_method(
         model: May be changed.
         ranges: The file of the ranges that calibration measured, for methods that need data.
         of: The modules that the nodes are of, for messages.
-
-    Raises:
-        UsageError: The library that does it fails, or lacks a package.
     """
     try:
         with collected(), _quiet():

@@ -70,11 +70,7 @@ def mean_figure(metric: Metric, right: Sequence[np.ndarray], computed: Sequence[
 
 
 def parse_bound(text: str) -> Bound:
-    """The bound that a text names: ``error<=0.05``, which ``error<=5%`` says as well.
-
-    Raises:
-        UsageError: It is not a metric, a sign and a number, or equal arrays are not within it.
-    """
+    """The bound that a text names: ``error<=0.05``, which ``error<=5%`` says as well."""
     parts = _BOUND.fullmatch(text)
     if parts is None:
         raise UsageError(
@@ -92,11 +88,7 @@ def parse_bound(text: str) -> Bound:
 
 
 def find_metric(name: str) -> Metric:
-    """A metric of the table, or a function of ``file.py:function`` that takes the right array and the one found.
-
-    Raises:
-        UsageError: There is no such metric, or the file does not have the function.
-    """
+    """A metric of the table, or a function of ``file.py:function`` that takes the right array and the one found."""
     if name in METRICS:
         return METRICS[name]
     file, _, function = name.rpartition(":")

@@ -58,9 +58,6 @@ def check_written(
         before: A model of these nodes.
         changed: That model after the quantizer.
         ranges: What calibration measured, if the method needs it.
-
-    Raises:
-        CheckError: A product is another, or cannot be compared.
     """
     for name, what in _Comparison(method, before, changed, ranges).differences():
         values = {value.name: node for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}

@@ -123,11 +123,7 @@ def _line(error: Exception) -> str:
 def load_pipeline(
     directory: Path, *, trust_remote_code: bool = False, dtype: str | None = None, weights: Loads = "memory"
 ) -> LoadedModel:
-    """Load the pipeline in a folder, in eval mode. Modules and entries have the names of sentence-transformers.
-
-    Raises:
-        ModelLoadError: The library does not load it, or an embedding depends on more than tokens and their mask.
-    """
+    """Load the pipeline in a folder, in eval mode. Modules and entries have the names of sentence-transformers."""
     library = load_library(directory, dtype or "auto", trust_remote_code)
     modules = dict(library.named_children())
     for name, module in modules.items():

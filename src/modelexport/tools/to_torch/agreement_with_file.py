@@ -45,9 +45,6 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
 
     Returns:
         Why they were not compared; empty if they were, and agree.
-
-    Raises:
-        CheckError: The model computes something else than the file, or fails where the file does not.
     """
     if sum(each.stat().st_size for each in (path, *data_files(path)) if each.is_file()) > CHECKED_BYTES:
         return f"the file has more than {CHECKED_BYTES:,} bytes"

@@ -297,11 +297,7 @@ def _ends_with_none(arguments: list[ast.expr]) -> bool:
 
 
 def refuse_damaged_nodes(model: ir.Model) -> None:
-    """Refuse nodes that the standard does not allow: what they have would become code.
-
-    Raises:
-        UsageError: An attribute has another type than the operator's, or attributes or inputs are missing.
-    """
+    """Refuse nodes that the standard does not allow: what they have would become code."""
     for node in model.graph.all_nodes():
         version = node.version or model.opset_imports.get(node.domain, 1)
         if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, version, ""):

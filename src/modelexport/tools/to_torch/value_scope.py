@@ -109,11 +109,7 @@ class ValueScope:
     # Operands: what the table of operators asks
 
     def tensor(self, value: ir.Value) -> ast.expr:
-        """A value as an expression.
-
-        Raises:
-            UsageError: It is a tensor of texts.
-        """
+        """A value as an expression."""
         if value.dtype == ir.DataType.STRING:
             raise UsageError(
                 f"{value.name} is a tensor of texts, which PyTorch does not have: cut out the nodes before it with "

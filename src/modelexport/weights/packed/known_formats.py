@@ -29,9 +29,6 @@ def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -
 
     Args:
         settings: The ``quantization_config`` of ``config.json``.
-
-    Raises:
-        WeightsError: The format has settings that are not known, or the tensors do not fit it.
     """
     method = settings["quant_method"]
     notes: dict[str, str] = {}

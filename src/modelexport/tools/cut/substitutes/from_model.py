@@ -265,11 +265,7 @@ def _check_type(path: Path, mine: ir.Value, whole: ir.Value, whose: str) -> None
 
 
 def check_opsets(whole: ir.Model, sub: ir.Model, path: Path) -> None:
-    """Refuse a file with an operator that has another meaning in the opset of the whole model.
-
-    Raises:
-        UsageError: Names the operator.
-    """
+    """Refuse a file with an operator that has another meaning in the opset of the whole model."""
     for node in all_nodes(sub):
         mine, other = sub.opset_imports.get(node.domain), whole.opset_imports.get(node.domain)
         if mine is None or other is None or mine == other:
