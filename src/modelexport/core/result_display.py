@@ -71,11 +71,7 @@ class CallReport(Report, Generic[Entry]):
     calls: Sequence[Entry]
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry of the call with an address or a tag.
-
-        Raises:
-            NoSuchCallError: No call matches, or several do.
-        """
+        """The entry of the call with an address or a tag."""
         by_address = {entry.address or ".": entry for entry in self.calls}
         tags = {address: entry.tag for address, entry in by_address.items()}
         return by_address[find_call(name, tags, where="the report")]

@@ -164,9 +164,6 @@ def tag(
 
     Args:
         fused: The graph was fused, and its nodes have their owners.
-
-    Raises:
-        UntaggedNodeError: A node has no owner.
     """
     graph = exported.model
     bind_tensors(before.tensors)

@@ -124,9 +124,6 @@ def save_edited(
         edited: The file, with the path that it was read from.
         facts: What is known of it besides its graph, taken before it was edited.
         output: The file that they will be moved to.
-
-    Raises:
-        FileFormatError, OutputError: As :meth:`SharedFiles.save`.
     """
     model = edited.encoded()  # functions give nodes other names, which the documents have
     beside = documents_after(edited.path, facts, edited.model, edited.call_tags)

@@ -237,11 +237,7 @@ def described(device: Device) -> Device:
 
 
 def plugged_in(provider: str, library: Path) -> Device:
-    """A device of a plug-in's library, which need not be a package.
-
-    Raises:
-        UsageError: It cannot be loaded, or offers no device on this machine.
-    """
+    """A device of a plug-in's library, which need not be a package."""
     _register(provider, str(library))
     return Device(name=short_name(provider), provider=provider, library=str(library))
 

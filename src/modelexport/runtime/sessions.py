@@ -109,11 +109,7 @@ def open_session(
 
 
 def session_options(level: Level, *devices: str | Device) -> onnxruntime.SessionOptions:
-    """The options of a session as users open it on devices, at an optimization level.
-
-    Raises:
-        UsageError: This machine does not have the device.
-    """
+    """The options of a session as users open it on devices, at an optimization level."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[level]
     options.log_severity_level = 4  # errors are raised anyway, with the same text
@@ -123,12 +119,7 @@ def session_options(level: Level, *devices: str | Device) -> onnxruntime.Session
 
 
 def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    """A session for a file.
-
-    Raises:
-        RunError: ONNX Runtime cannot load it.
-        FileFormatError: A weights file is missing or has changed.
-    """
+    """A session for a file."""
     _check_weights_beside(path)
     try:
         return onnxruntime.InferenceSession(path, options, **NO_FALLBACK)
@@ -264,11 +255,7 @@ class Session(onnxruntime.InferenceSession):
         return []
 
     def check_sizes(self, feeds: Mapping[str, Any]) -> None:
-        """Refuse inputs with sizes that the conditions of the model exclude.
-
-        Raises:
-            UsageError: A condition does not hold.
-        """
+        """Refuse inputs with sizes that the conditions of the model exclude."""
         if self._conditions:
             shapes = {value.name: value.shape for value in self.get_inputs()}
             pairs = [zip(shapes[name], np.shape(array), strict=False) for name, array in feeds.items()]

@@ -63,11 +63,7 @@ def column_named(columns: Iterable[Column], name: str) -> Column:
 
 
 def sorted_by(columns: Iterable[Column], sort: str) -> tuple[Column, Side]:
-    """The column and its figures that ``seconds``, ``own.seconds`` (the same) or ``total.seconds`` sorts by.
-
-    Raises:
-        UsageError: There is no such column.
-    """
+    """The column and its figures that ``seconds``, ``own.seconds`` (the same) or ``total.seconds`` sorts by."""
     side, _, name = sort.rpartition(".")
     own = side in ("", "own")
     return column_named(columns, name if own or side == "total" else sort), "own" if own else "total"

@@ -52,12 +52,7 @@ def explorer_places(tagged: TaggedFile) -> Mapping[ir.Node, ExplorerPlace]:
 
 
 def write_node_data(table: Table, path: Path, *, column: str) -> None:
-    """Write one column as node data, under the names of the file's nodes.
-
-    Raises:
-        OutputError: The file cannot be written. What was there before is still there.
-        UsageError: There is no such column, or no node of the file has one.
-    """
+    """Write one column as node data, under the names of the file's nodes."""
     write_alone(path, msgspec.json.format(msgspec.json.encode(node_data_document(table, column)), indent=1))
 
 

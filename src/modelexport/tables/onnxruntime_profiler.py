@@ -101,11 +101,7 @@ def _options(level: Level, provider: str, files: int) -> onnxruntime.SessionOpti
 def _run_times(
     sessions: Sequence[onnxruntime.InferenceSession], files: Sequence[Run], rounds: Iterable[int]
 ) -> list[list[int]]:
-    """Nanoseconds of each run of each session, one for each item of ``rounds``, after a run that is not timed.
-
-    Raises:
-        UsageError: The inputs do not fit, or a node fails.
-    """
+    """Nanoseconds of each run of each session, one for each item of ``rounds``, after a run that is not timed."""
     calls = []
     for session, file in zip(sessions, files, strict=True):
         feeds = dict(file.inputs)

@@ -82,11 +82,7 @@ class Table:
         return tuple(column for column in self.columns if not column.hidden)
 
     def column(self, name: str) -> Column:
-        """The column with a name.
-
-        Raises:
-            UsageError: There is no such column; the message lists the columns.
-        """
+        """The column with a name."""
         return column_named(self.columns, name)
 
     @cached_property
@@ -173,11 +169,7 @@ class Table:
         }
 
     def sorted(self, rows: Iterable[FigureRow], sort: str) -> list[FigureRow]:
-        """Rows with the largest figure first: own ones of a column by its name, totals by ``total.`` and its name.
-
-        Raises:
-            UsageError: The column does not exist.
-        """
+        """Rows with the largest figure first: own ones of a column by its name, totals by ``total.`` and its name."""
         column, side = sorted_by(self.columns, sort)
         return sorted(rows, key=lambda row: -float(column.number(getattr(row, side).get(column.name, float("-inf")))))
 

@@ -130,19 +130,12 @@ class TaggedFile:
         """The call with an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag.
 
         The end of either (``layer.0``, ``BertLayer.0``) or a class will do if only one call has it.
-
-        Raises:
-            UsageError: No call matches (the message suggests similar names), or several do (the message lists them).
         """
         with self._named_by_node(name):
             return find_call(name, self.tags, where=self.path)
 
     def select(self, *selectors: str) -> Selection:
-        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without selectors, all.
-
-        Raises:
-            UsageError: A selector matches nothing; the message suggests similar names.
-        """
+        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without selectors, all."""
         with self._named_by_node(*selectors):
             return select_calls(selectors, self.calls, self.tags, where=self.path)
 

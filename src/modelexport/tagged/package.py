@@ -73,11 +73,7 @@ def _check_together(package: Package) -> None:
 
 
 def files_of(path: str | Path) -> dict[str, Path]:
-    """The file itself under an empty name, or the parts of a package by name.
-
-    Raises:
-        FileFormatError: The path is a folder that is not a package, or a damaged one.
-    """
+    """The file itself under an empty name, or the parts of a package by name."""
     return read_package(path).files if Path(path).is_dir() else {"": Path(path)}
 
 

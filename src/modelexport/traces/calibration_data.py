@@ -44,12 +44,7 @@ IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPE
 
 
 def given_runs(tagged: TaggedFile, data: RunInputs | str | Path, processor: str | Path | None) -> RunInputs:
-    """Inputs for runs of a file, read by :func:`read_data` if ``data`` is a path, in the types that the file takes.
-
-    Raises:
-        FileFormatError: They cannot be read.
-        InputsError: They do not fit, or there are none.
-    """
+    """Inputs for runs of a file, read by :func:`read_data` if ``data`` is a path, in the types that the file takes."""
     if isinstance(data, str | Path):
         return read_data(Path(data), tagged.model, Path(processor or tagged.path.parent))
     return _fitted_runs(data, tagged.model, "data")
@@ -64,10 +59,6 @@ def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) 
 
     Args:
         beside: The folder of its tokenizer (``tokenizer.json``) or its image processor (``preprocessor_config.json``).
-
-    Raises:
-        FileFormatError: They cannot be read.
-        InputsError: They do not fit the inputs of the model.
     """
     if path.is_dir():
         runs = _images(path, model, beside)

@@ -100,9 +100,6 @@ def write_reference(
         modules: The calls whose values to store, with those inside them; all if empty.
         sidecar: The sidecar, for the names of values in the file.
         announce: Called with the size in bytes before anything is written.
-
-    Raises:
-        OutputError: There is not enough space on the disk.
     """
     kept = [t for t in trace.tensors if not modules or _is_inside(t.place.call, set(modules), trace.parents)]
     requested = requested_outputs(tagged.model, outputs)

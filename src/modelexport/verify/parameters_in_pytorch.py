@@ -28,11 +28,7 @@ from modelexport.weights.bytes_of_entries import Weights
 
 
 def verify_parameters(model: nn.Module, path: Source) -> ParameterReport:
-    """Compare each parameter in a tagged file with the model's ``state_dict``, bit for bit.
-
-    Raises:
-        FileFormatError: It is not a tagged file.
-    """
+    """Compare each parameter in a tagged file with the model's ``state_dict``, bit for bit."""
     return compare_with_model(model, read_tagged(path).model)
 
 

@@ -59,9 +59,6 @@ def verify_sample(
 
     Returns:
         A report without outputs, with the compared calls and the parameters that they use.
-
-    Raises:
-        FileFormatError, InputsError, UsageError: As :func:`modelexport.verify`; or the file has no sidecar.
     """
     tagged = open_for(model, path)
     calls = set(tagged.select(*modules).inside) if modules else set()

@@ -25,9 +25,6 @@ def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[s
 
     Returns:
         Each ``state_dict`` key to its name in the file.
-
-    Raises:
-        OutputError: The file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -15,11 +15,7 @@ from modelexport.runtime.sessions import input_names
 
 
 def feeds(inputs: Inputs, runs: onnxruntime.InferenceSession) -> dict[str, Any]:
-    """The tensors in example inputs by the names of a file's inputs: matched by name, or by order if names differ.
-
-    Raises:
-        InputsError: They do not fit the file's inputs.
-    """
+    """The tensors in example inputs by the names of a file's inputs: matched by name, or by order if names differ."""
     return under_names(inputs, input_names(runs))
 
 

@@ -255,11 +255,7 @@ def _choose_class(
 
 
 def _check_own_code(spec: str, config: dict[str, Any], cls: Any, trusted: bool) -> None:
-    """Refuse a configuration that only code of the model's repository can read, unless that is trusted.
-
-    Raises:
-        ModelLoadError: Names the code.
-    """
+    """Refuse a configuration that only code of the model's repository can read, unless that is trusted."""
     from transformers import CONFIG_MAPPING
 
     mapped = config.get("auto_map")

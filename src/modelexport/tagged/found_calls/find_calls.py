@@ -81,9 +81,6 @@ def find_calls(model: ir.Model, *, were_lost: bool = False) -> FoundCalls:
     ``torch.onnx``, namespaces, local functions, scopes in names, and, if names of nodes have none, names of parameters.
     A model with none of these is one module. The parameters are those that ``torch.onnx`` recorded, or else all
     initializers, under their own names.
-
-    Raises:
-        FileFormatError: The functions of the model cannot be inlined.
     """
     _name_open_sizes(model)
     in_functions = inline_functions(model)

@@ -85,9 +85,6 @@ def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) ->
     """Write the calls that selectors pick, each to ``folder/ADDRESS.onnx``; all of them or none.
 
     Calls without nodes that a glob or a class picks are left out.
-
-    Raises:
-        UsageError, FileFormatError, OutputError: As :func:`extract`.
     """
     calls, cutter = tagged.select(*names).calls, Cutter(tagged)
     if len(calls) > len(names):

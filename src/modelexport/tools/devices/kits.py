@@ -79,12 +79,6 @@ def write_kit(
     Args:
         modules: Selectors of the calls that become parts, beside the whole; by default all.
         inputs, seed: As :func:`.device_verification.verify_on_device` has them.
-
-    Raises:
-        FileFormatError: The file is missing.
-        UsageError: A selector matches nothing.
-        InputsError: The inputs do not fit.
-        OutputError: The folder cannot be written.
     """
     check_output_folder(output)
     tagged = read_tagged(file)

@@ -31,13 +31,7 @@ def time_calls_alone(
     seed: int = 0,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Table:
-    """The median time of each call, run alone on a device; the root is the whole file.
-
-    Raises:
-        UsageError: This machine does not have the device.
-        RunError: The file does not run there.
-        FileFormatError, InputsError: As :func:`modelexport.tables.profiles.profile`.
-    """
+    """The median time of each call, run alone on a device; the root is the whole file."""
     tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     regions, on = RegionCutter(tagged, feeds), find_device(device)

@@ -35,9 +35,6 @@ class OnDevice(SwitchableSession):
         Args:
             feeds: Inputs to measure ranges with.
             device: ``NAME[,option=value...]``.
-
-        Raises:
-            UsageError: As :class:`SwitchableSession`, or this machine does not have the device.
         """
         self._tagged = tagged
         self._process = RunnerProcess(find_device(device))

@@ -147,11 +147,7 @@ def write_quantized(
 
 
 def check_quantized_writable(output: Path, file: Path) -> None:
-    """Fail before the work when a file that is quantized, or the recipe beside it, cannot be written.
-
-    Raises:
-        OutputError: As :func:`check_writable` and :func:`check_written_by_us` raise it.
-    """
+    """Fail before the work when a file that is quantized, or the recipe beside it, cannot be written."""
     check_writable(output, [file])
     check_written_by_us(output.with_suffix(RECIPE_SUFFIX))
 
