@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from modelexport.core.text import on_one_line, printable, text_without_paths
 from modelexport.exporting.export_result import presumption_warning
 from modelexport.exporting.runtime_fusion import Fusion
@@ -51,8 +53,7 @@ def _summary(result: ExportResult) -> Iterator[str]:
         reason = attempt.reason.replace("````", "")
         yield f"`{attempt.frontend}` did not produce a usable file:\n\n````\n{reason}\n````"
     yield "## Coverage"
-    kinds = ("exact", "derived", "inferred", "untagged")
-    yield _table(("evidence", "nodes"), [(kind, getattr(coverage, kind)) for kind in kinds])
+    yield _table(("evidence", "nodes"), [*msgspec.structs.asdict(coverage).items()])
     if result.fusion is not None:
         yield from _fusion(result.fusion)
     yield "## Check"

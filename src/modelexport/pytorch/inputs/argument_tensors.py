@@ -1,4 +1,4 @@
-"""Tensors for arguments, by their names and by the configs of a model."""
+"""Generates a tensor for an argument of a model, by its name and by the configs of the model."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, as_code, as_markdown, bytes_text, plural, shortened
 from modelexport.traces.tolerances import CALLED_THE_SAME
@@ -77,7 +78,7 @@ def _fact_cells(facts: FileFacts) -> Sequence[str]:
         facts.version,
         f"{facts.calls:,}",
         f"{facts.nodes:,}",
-        ", ".join(f"{getattr(coverage, kind):,} {kind}" for kind in ("exact", "derived", "inferred")),
+        ", ".join(f"{getattr(coverage, kind):,} {kind}" for kind in Evidence),
         _held(facts.parameters),
         _held(facts.constants),
     )
