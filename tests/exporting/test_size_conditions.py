@@ -25,7 +25,7 @@ from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, wit
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.model_and_file import ModelRuns, Sides
+from modelexport.verify.model_and_file import ModelAndFile, ModelRuns
 
 
 class Decides(nn.Module):
@@ -315,8 +315,8 @@ def test_a_size_that_onnx_runtime_does_not_run_is_excluded_for_that_reason(expor
     def refuses(*arguments: Any) -> Any:
         raise RunError("ONNX Runtime cannot run the model: it has no rows")
 
-    monkeypatch.setattr(Sides, "as_run", refuses)
-    sides = Sides.of(ModelRuns(Decides()), INPUTS, read_tagged(exported.path))
+    monkeypatch.setattr(ModelAndFile, "as_run", refuses)
+    sides = ModelAndFile.of(ModelRuns(Decides()), INPUTS, read_tagged(exported.path))
     reason = sides.fault_beside_nan(INPUTS, [np.array([math.nan])])
     assert reason == "PyTorch returns NaN, and ONNX Runtime cannot run the model: it has no rows"
 
@@ -330,7 +330,7 @@ def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
             raise RuntimeError("other sizes")
 
     tagged = read_tagged(exported.path)
-    sides = Sides.of(ModelRuns(Refuses()), INPUTS, tagged)
+    sides = ModelAndFile.of(ModelRuns(Refuses()), INPUTS, tagged)
     tried = SizeTrials(sides, INPUTS).run(symbol_sizes(INPUTS, tagged.model))
     assert tried is not None
     assert tried.status == "not compared"

@@ -15,7 +15,7 @@ import modelexport
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
 from modelexport.tools.cut.extraction import extract
-from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
+from modelexport.verify.model_and_file import ModelAndFile, ModelRuns, open_for
 from torch_onnx import quietly
 
 
@@ -161,7 +161,7 @@ def test_a_wrong_weight_without_a_name_is_the_parameter_of_its_size_that_is_not_
 
 def test_owners_come_from_values_and_are_never_exact(file: Path, tmp_path: Path) -> None:
     path = without_names(file, tmp_path / "nameless.onnx")
-    sides = Sides.of(ModelRuns(net()), INPUTS, open_for(net(), path))
+    sides = ModelAndFile.of(ModelRuns(net()), INPUTS, open_for(net(), path))
     tagged = sides.with_calls_by_value(INPUTS, {}).tagged
     found = [(node.op_type, str(owner_of(node).call)) for node in tagged.nodes if node.op_type in ("Tanh", "MatMul")]
     assert found[:2] == [("MatMul", "blocks.0.fc"), ("Tanh", "blocks.0")]

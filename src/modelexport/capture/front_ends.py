@@ -1,4 +1,4 @@
-"""Captures with a front end, and what is done around every one of them."""
+"""Captures a model with a front end: warnings, constants, answers for questions of values, and repairs of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that this room uses of the private names of torch and its exporters, and all that it replaces in them.
+"""The table of private names of torch and its exporters that this room uses or replaces.
 
 :func:`warn_of_versions` and :func:`require` look at the rows when a front end starts. A name that is missing, or whose
 parameters have changed, is not used, and a warning says once what is lost. A name without which files would be wrong is
@@ -281,7 +281,7 @@ _off: ContextVar[frozenset[str]] = ContextVar("modelexport.patches", default=fro
 
 @contextmanager
 def turned_off(*names: str) -> Iterator[None]:
-    """Inside, these names are not used; ``once`` are all that only save time."""
+    """Inside the block, these names are not used; ``once`` stands for all that only save time."""
     rows = {name for name, row in TABLE.items() if name in names or row.use in names}
     token = _off.set(_off.get() | rows)
     try:
@@ -305,7 +305,7 @@ def private(name: str) -> Any:
 
 @contextmanager
 def replaced(replacements: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
-    """Inside, the named objects that are usable are those that the functions make of them."""
+    """Inside the block, the usable named objects are replaced by what the functions make of them."""
     with ExitStack() as stack:
         for name, make in replacements.items():
             if usable(name):

@@ -152,7 +152,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 
 def _misused(error: Any) -> str:
-    """What is wrong with a command line, and what to type instead."""
+    """The message for a wrong command line, with what to type instead."""
     near = getattr(error, "possibilities", None)
     text = " ".join((error.message if near else error.format_message()).split()).removesuffix(".")
     text = text.replace("Value error, ", "").replace(". Did you mean", "; did you mean")

@@ -13,10 +13,12 @@ from modelexport.exporting.requested_names import RequestedNames
 
 if TYPE_CHECKING:
     from modelexport.pytorch.nested_tensors import Inputs
-    from modelexport.verify.model_and_file import Sides
+    from modelexport.verify.model_and_file import ModelAndFile
 
 
-def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: RequestedNames) -> list[FixedAxis]:
+def find_constant_axes(
+    sides: ModelAndFile, inputs: Inputs, exported: Exported, names: RequestedNames
+) -> list[FixedAxis]:
     """The axes that a capture made constant, though the model accepts other sizes: ``math.sqrt(n)``, ``for row in x``.
 
     Axes of one size that one line made constant change together, as the model may want them to be equal, and alone.
@@ -76,7 +78,7 @@ def _symbol_of(size: int | str, values: Mapping[str, int]) -> str | None:
     return size if size in values else None
 
 
-def _accepts(sides: Sides, inputs: Inputs) -> bool:
+def _accepts(sides: ModelAndFile, inputs: Inputs) -> bool:
     from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 
     try:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.pytorch.nested_tensors import Inputs
-    from modelexport.verify.model_and_file import Sides
+    from modelexport.verify.model_and_file import ModelAndFile
 
 
 @dataclass
@@ -107,7 +107,7 @@ class ExportChecks:
         options, lent = self.options, self.options.weights.to_check
         if self.weights.absent_bytes or (options.weights.lent is not None and lent is None):
             return FileCheck(status="skipped", reason="the weights of the model are not in memory"), sizes
-        from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
+        from modelexport.verify.model_and_file import ModelAndFile, ModelRuns, open_for
 
         with runnable(self.staged, options.tags.tags_as) as file, self._with_weights(lent):
             # onnx.checker does not know ONNX Runtime's operators in the standard domain.
@@ -116,14 +116,14 @@ class ExportChecks:
             wide, example = self.captured.inputs, self.captured.example
             if not self.captured.wide:
                 wide = example
-            sides = Sides.of(ModelRuns(self.model), wide, open_for(self.model, file))
+            sides = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
             check = self._check_outputs(sides, wide, file)
             interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or isinstance(interface, RequestedNames)
             if options.capture.dynamic and runs and check.status == "passed":
                 names = interface if isinstance(interface, RequestedNames) else None
-                sides = Sides.of(ModelRuns(self.model), wide, open_for(self.model, file))
+                sides = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
                 every = options.checks.sizes
                 sizes = find_sizes(sides, wide, self.exported, names, every=every, example=example)
                 if sizes.to_fix:
@@ -131,7 +131,9 @@ class ExportChecks:
                 if sizes.refusal:
                     check = FileCheck(status="failed", step="other sizes", reason=sizes.refusal)
             if self.captured.wide and check.status == "passed":
-                check = self._check_outputs(Sides.of(ModelRuns(self.model), example, sides.tagged), example, file)
+                check = self._check_outputs(
+                    ModelAndFile.of(ModelRuns(self.model), example, sides.tagged), example, file
+                )
         stated = [condition.formula for condition in self.hierarchy.settings.valid_if]
         if [condition.formula for condition in sizes.conditions] != stated:
             self.hierarchy = self.restate(sizes.conditions)
@@ -145,7 +147,7 @@ class ExportChecks:
 
         return lend_weights(self.model, lent, {module.path for module in self.hierarchy.modules if not module.calls})
 
-    def _check_outputs(self, sides: Sides, inputs: Inputs, file: Path) -> FileCheck:
+    def _check_outputs(self, sides: ModelAndFile, inputs: Inputs, file: Path) -> FileCheck:
         """Whether ONNX Runtime loads the file, and it computes the model's outputs.
 
         Where the model asks for values, the file is compared on other inputs, too.

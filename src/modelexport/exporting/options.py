@@ -93,7 +93,7 @@ class QuantizedOptions:
             )
 
     def form(self, fuse: FuseFor | None) -> QuantizedForm:
-        """The same, for a provider: that for which nodes are fused, or the CPU."""
+        """The form for a provider: the one that nodes are fused for, or the CPU."""
         fast = self.accuracy_level == "fast" and fuse != "ort-cuda"
         return QuantizedForm(self.quantized_as, _EIGHT_BITS if fast else 0)
 
@@ -157,7 +157,7 @@ class WeightOptions:
 
     @property
     def to_check(self) -> "Weights | None":
-        """The same, for a check of an export, which does not read very large files: ``None`` for these."""
+        """The weights for the check of an export: ``None`` for very large ones, which it does not read."""
         return self.lent if self.lent is not None and self.lent.nbytes <= LARGE_WEIGHTS else None
 
 

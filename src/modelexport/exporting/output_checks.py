@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from modelexport.pytorch.nested_tensors import Inputs
     from modelexport.traces.trace import Trace
     from modelexport.verify.compared_runs import Compared
-    from modelexport.verify.model_and_file import Sides
+    from modelexport.verify.model_and_file import ModelAndFile
 
 CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other inputs", "other sizes"]
 
@@ -41,7 +41,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of ONNX Runtime makes the outputs wrong, if the file itself is right."""
 
 
-def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
+def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
     """Compare what a file computes in ONNX Runtime with what the model returns; float64 tells a fault from rounding.
 
     Args:
@@ -93,7 +93,7 @@ def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
     return FileCheck(status="passed", step="outputs" if excused else None, reason="; ".join(doubts), largest=largest)
 
 
-def _not_run(sides: Sides, step: CheckStep, error: str) -> FileCheck:
+def _not_run(sides: ModelAndFile, step: CheckStep, error: str) -> FileCheck:
     """What an error of ONNX Runtime says about a file: skipped if it has types that other providers may run."""
     from modelexport.runtime.sessions import NO_BFLOAT16
 
@@ -109,7 +109,7 @@ def _not_run(sides: Sides, step: CheckStep, error: str) -> FileCheck:
     return FileCheck(status="skipped", step=step, reason=reason)
 
 
-def _wrong_without_keys(sides: Sides, inputs: Inputs, runs: InferenceSession) -> str:
+def _wrong_without_keys(sides: ModelAndFile, inputs: Inputs, runs: InferenceSession) -> str:
     """What is wrong where masks leave no key to a query and PyTorch has finite numbers; empty if nothing.
 
     ONNX Runtime's run, which is quick, is compared first; float64 decides. What the file keeps is not changed.
@@ -158,7 +158,7 @@ def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> s
     return ""
 
 
-def _lost_calls(sides: Sides, reference: Trace) -> str:
+def _lost_calls(sides: ModelAndFile, reference: Trace) -> str:
     """The calls that PyTorch makes and the export did not; empty if there are none."""
     lost = [call for call, parent in reference.parents.items() if call not in sides.tagged.calls and parent is not None]
     if not lost:

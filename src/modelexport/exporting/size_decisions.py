@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from modelexport.pytorch.nested_tensors import Inputs
-    from modelexport.verify.model_and_file import Sides
+    from modelexport.verify.model_and_file import ModelAndFile
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SizesFound:
 
 
 def find_sizes(
-    sides: Sides,
+    sides: ModelAndFile,
     inputs: Inputs,
     exported: Exported,
     names: RequestedNames | None,

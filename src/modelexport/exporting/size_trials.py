@@ -10,13 +10,13 @@ from modelexport.exporting.fixed_axes import Tried, tried
 
 if TYPE_CHECKING:
     from modelexport.pytorch.nested_tensors import Inputs
-    from modelexport.verify.model_and_file import Sides
+    from modelexport.verify.model_and_file import ModelAndFile
 
 
 class SizeTrials:
     """Runs of a model and its file with other sizes of the example inputs, each made once."""
 
-    def __init__(self, sides: Sides, inputs: Inputs) -> None:
+    def __init__(self, sides: ModelAndFile, inputs: Inputs) -> None:
         self._sides, self._inputs = sides, inputs
         self._done: dict[tuple[tuple[str, int], ...], Tried | None] = {}
 

@@ -159,7 +159,7 @@ def first_form_that_passes(
     """The package of the first form whose parts can be captured and generate what the model does.
 
     Raises:
-        CaptureError, CheckError, UsageError: There is none. What was wrong with the best one.
+        CaptureError, CheckError, UsageError: No form passes. The message is that of the best one.
     """
     wrong: ModelExportError | None = None
     try:

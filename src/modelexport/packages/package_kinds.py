@@ -71,7 +71,7 @@ class PackageKind:
     only_kind = False
     """Whether a model that it accepts cannot be exported whole."""
     only_named = False
-    """Whether it takes part only where it is asked for by name."""
+    """Whether ``auto`` leaves it out: it is used only if it is asked for by name."""
     needs = "a model"
     """The models that it accepts, in words, for the message that refuses another one."""
     does, example = "", ""
@@ -145,11 +145,11 @@ class PackageKind:
     def completed(
         self, manifest: Manifest, model: nn.Module, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]
     ) -> Manifest:
-        """The manifest with what this kind adds to it."""
+        """The manifest with the fields of this kind."""
         return manifest
 
     def find_fault(self, request: Request, manifest: Manifest, folder: Path, notes: list[str]) -> str:
-        """What the parts compute otherwise than the library that runs the model, on other batches; empty if nothing.
+        """How the parts differ from the library that runs the model, on other batches; empty if they do not.
 
         It is called only where ``does`` is set.
 

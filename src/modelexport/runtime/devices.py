@@ -27,17 +27,17 @@ from modelexport.runtime import CPU as CPU  # noqa: PLC0414 - others know it fro
 from modelexport.runtime.saturating_products import saturates_here
 
 THROUGH = " through "
-"""What is between a device and the command that reaches it: ``cpu through ssh board``."""
+"""The word between a device and the command that reaches it: ``cpu through ssh board``."""
 _END = "ExecutionProvider"
 _PREFIX = "onnxruntime_"
-"""How the packages of plug-ins begin."""
+"""How the names of packages of plug-ins begin."""
 
 
 class _Vendor(NamedTuple):
     """What is known about a provider before it is installed."""
 
     wheel: str
-    """The package that brings it."""
+    """The package that contains it."""
     runs: str
     options: tuple[str, ...] = ()
     """The options that matter."""
@@ -101,7 +101,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     through: tuple[str, ...] = ()
     """The command in front of the Python that runs it, on another machine, in a container or in an emulator."""
     compiles: bool = False
-    """Whether it makes one node of many, so that ONNX Runtime has no times of nodes."""
+    """Whether it compiles many nodes into one, so that ONNX Runtime has no times of nodes."""
 
     def __str__(self) -> str:
         return self.asked or self.name

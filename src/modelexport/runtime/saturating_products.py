@@ -63,11 +63,11 @@ _OPERATORS: Mapping[str, Sequence[_Places]] = {
 """Operators of integers to the places of their activations and weights."""
 _IN_8_BITS = (None, ir.DataType.INT8, ir.DataType.UINT8)
 _FUSED = ("MatMul", "Gemm", "Conv")
-"""Operators that ONNX Runtime makes one with the nodes that dequantize what they take."""
+"""Operators that ONNX Runtime fuses with the nodes that dequantize their inputs."""
 
 
 _PASSED = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Identity", "Dropout")
-"""Operators that ONNX Runtime moves what dequantizes a value past."""
+"""Operators that ONNX Runtime moves dequantizing nodes past."""
 
 
 _Stored = tuple[ir.Value, str, tuple[int, ...]]
@@ -173,7 +173,7 @@ def make_unsigned(model: ir.Model, nodes: Collection[ir.Node] | None = None) -> 
 
 
 def without_saturation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model whose weights are stored by :func:`make_unsigned`; itself if it has none that it is for."""
+    """The model changed by :func:`make_unsigned`; itself if no product can saturate."""
     made = model_of(model)
     return to_proto(made, {}) if make_unsigned(made) else model
 
@@ -293,7 +293,7 @@ def _dequantizer(value: ir.Value | None) -> ir.Node | None:
 
 
 def _is_fused(node: ir.Node) -> bool:
-    """Whether ONNX Runtime makes a node with dequantized inputs a node of integers."""
+    """Whether ONNX Runtime fuses a node with the nodes that dequantize its inputs."""
     users = list(node.outputs[0].consumers())
     if node.op_type == "Conv" and len(users) == 1 and users[0].op_type == "Relu":
         users = list(users[0].outputs[0].consumers())

@@ -70,7 +70,7 @@ SCRIPTS = ("data", "icicle", "tree", "values", "detail", "graph_boxes", "graph_d
 
 
 def write_page(path: Path, *pages: Page) -> None:
-    """Write tables as one HTML file, which refers to nothing outside of itself; of several, the reader chooses one."""
+    """Write tables as one HTML file that needs no other file. If there are several, the reader chooses one."""
     write_alone(path, format_page(*pages).encode())
 
 

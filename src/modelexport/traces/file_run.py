@@ -34,14 +34,14 @@ Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
 """Called with a node, its inputs, one of its outputs and the array for that; gives the array that its users get."""
 Change = Callable[[ir.Value, Any], Any]
 Rounds = Callable[[Any], bool]
-"""Whether a number that is computed from sizes is rounded to float32 where a tensor is computed with it."""
+"""Decides whether a number computed from sizes is rounded to float32 when it meets a tensor."""
 
 
 _MAKE_WHOLE, _DOUBLE = frozenset(("Cast", "Ceil", "Floor", "Round")), ir.DataType.DOUBLE
 
 
 def as_is(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
-    """Every value stays."""
+    """A watcher that keeps every value."""
     return array
 
 
@@ -77,8 +77,8 @@ class FileRun:
 
     def nudged(self) -> FileRun:
         """A run of the same model in which what was rounded to float32 is rounded otherwise: the numbers in attributes
-        and those computed from sizes, and the results of nodes that only a runtime computes. Constants are left to the
-        caller.
+        and those computed from sizes, and the results of nodes that only a runtime computes. The caller changes
+        the constants.
         """
         other = FileRun(self._model, in_float64_for=self._in_float64_for, kernels=self._given_kernels, nudged=True)
         other._uses = self._uses

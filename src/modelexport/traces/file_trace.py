@@ -1,8 +1,7 @@
 """The trace of a file: what each of its values is in a run, next to what PyTorch computed.
 
-Where a file cannot compute what PyTorch did and is right all the same, it gets PyTorch's numbers: random ones, and the
-choice among equal scores. Values can be replaced by others, so that what comes after a wrong one is computed from the
-right one.
+A right file cannot repeat PyTorch's random numbers and its choice among equal scores, so it gets those of PyTorch's
+run. Values can be replaced by others, so that what comes after a wrong one is computed from the right one.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def exact_constants(
     """The constants that are results of PyTorch's run rounded to the types of the file, to these results.
 
     Args:
-        computed: Constants to other arrays for them, which come of rounded constants as well.
+        computed: Arrays of constants that were computed from rounded constants.
         own_trace: PyTorch's run in the types of the model. Its results are the constants of a file whose exporter
             computed them in these types: each is taken for the nearest result in float64 of the same call.
     """
@@ -310,12 +309,13 @@ class _Watcher:
 
 
 def _may_be_drawn(node: ir.Node, numbers: Any, array: Any) -> bool:
-    """Whether a node could have drawn PyTorch's numbers: files draw some by other ones, as an order by uniform ones."""
+    """Whether a node could have drawn PyTorch's numbers. Files draw some by others, such as a permutation by uniform
+    ones."""
     is_mask = bool(np.isin(numbers, (0, 1)).all())
     return numbers.dtype.kind == array.dtype.kind and (node.op_type in ("Bernoulli", "Dropout")) == is_mask
 
 
 def _dropped(node: ir.Node, inputs: Sequence[Any], mask: Any) -> Any:
-    """What a ``Dropout`` gives with PyTorch's choice of the elements that it keeps."""
+    """The output of a ``Dropout`` that keeps the elements that PyTorch's kept."""
     kept = 1 - (0.5 if inputs[1] is None else inputs[1])
     return inputs[0] * mask / (kept if node.outputs[0].dtype is ir.DataType.DOUBLE else np.float32(kept))

@@ -35,7 +35,7 @@ class ValueRange:
 
     smallest: float = np.inf
     largest: float = -np.inf
-    """Of the finite elements; infinite if there are none."""
+    """The largest and the smallest finite element; infinite if there are none."""
     smallest_run: int = 0
     largest_run: int = 0
     """The runs in which they were, from 0."""
@@ -113,14 +113,14 @@ class Origin:
     name: str
     """The name of the node, the input or the weight."""
     order: int
-    """How many nodes ran before."""
+    """The number of nodes that ran before it."""
     run: int
     node: ir.Node | None = None
     """The node that makes them, or the first one that takes them."""
     value: str = ""
     takes: tuple[TakenValue, ...] = ()
     place: tuple[int, ...] = ()
-    """The indices of the first one."""
+    """The indices of the first NaN or infinity."""
 
     @property
     def call(self) -> ModuleCall | None:
@@ -252,7 +252,7 @@ class _Watcher:
         return array
 
     def _origin(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any, has_nan: bool) -> Origin:
-        """The origin of what a node gives: NaN come from NaN, or from infinities that another node made."""
+        """The origin of a node's result: NaN come from NaN, or from infinities that another node made."""
         inside = [each for each in _values_inside(node, inputs, value) if each in self.bad]
         if inside:
             return self.bad[inside[0]]
@@ -333,7 +333,7 @@ def _owner_of_memory(array: Any) -> Any:
 
 
 def _values_inside(node: ir.Node, inputs: Sequence[Any], value: ir.Value) -> Iterable[ir.Value]:
-    """What a node with nested graphs gives as one of its outputs: that of the branch that ran, or of the body."""
+    """The values in nested graphs that one output of a node comes from: of the branch that ran, or of the body."""
     place = node.outputs.index(value) + (node.op_type == "Loop")  # the first output of its body is whether it goes on
     taken = "then_branch" if node.op_type != "If" or np.asarray(inputs[0]).item() else "else_branch"
     for graph in nested_graphs(node):

@@ -50,8 +50,8 @@ T = TypeVar("T")
 def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
 
-    The calls and parameters of another exporter's file are found by value, also in what a command made of one, if names
-    of parameters or classes of calls are not the model's.
+    Calls and parameters of a file without tags are found by value; of one that ``adopt`` tagged, too, unless its
+    parameters and classes of calls are those of the model.
 
     Raises:
         FileFormatError: It is not an ONNX file, or its weights files have changed.
@@ -103,14 +103,14 @@ class ModelRuns:
         return self._once(_key_of_trace(inputs, changed, wide), lambda: run(**how()))
 
     def outputs(self, inputs: Inputs, wide: bool) -> Trace:
-        """A run of which only the outputs are recorded, unless there is one of more."""
+        """A run whose outputs are recorded; if there is one whose values are recorded, that one."""
         whole: Trace | None = self._made.get(_key_of_trace(inputs, {}, wide))
         run = partial(trace_model, self.model, inputs, weights=self.weights, calls=False, wide=wide)
         return whole or self._once(("outputs", _contents(inputs), wide), run)
 
     @property
     def in_float64(self) -> bool:
-        """Whether the model ran in float64 where it was to: not if its code checks types."""
+        """Whether all runs that were to be in float64 were. Models whose code checks types do not run there."""
         wide = [run for key, run in self._made.items() if isinstance(key, tuple) and key[-1] is True]
         return all(run.is_float64 for run in wide)
 
@@ -135,18 +135,18 @@ class ModelRuns:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """A model and its file, as a value: what is found out about both is in a new one."""
+class ModelAndFile:
+    """A model and its file. Immutable: a method that finds out more about them returns a new one."""
 
     runs: ModelRuns
     tagged: TaggedFile
     dtype: str
     """The widest floating-point type of the model."""
     own_types: str = ""
-    """Why the model does not run in float64, but in its own types; empty if it does."""
+    """Why the model runs in its own types instead of float64; empty if it runs in float64."""
 
     @classmethod
-    def of(cls, runs: ModelRuns, inputs: Inputs, tagged: TaggedFile) -> Sides:
+    def of(cls, runs: ModelRuns, inputs: Inputs, tagged: TaggedFile) -> ModelAndFile:
         """A model, with its runs, and its file."""
         return cls(runs, tagged, str(own_type(runs.model, inputs)).removeprefix("torch."))
 
@@ -157,12 +157,12 @@ class Sides:
 
     @property
     def wide(self) -> bool:
-        """Whether the model runs in float64: not if it computes something else there."""
+        """Whether both run in float64. They do not if the model computes something else there."""
         return not self.own_types
 
     @property
     def notes(self) -> list[str]:
-        """What people have to know about the comparison."""
+        """Notes on the comparison, one line each."""
         by_value = ["the calls of the file and its parameters were found by value"] if self.tagged.by_value else []
         less = "calls were compared with its run in its own types, with less precision"
         return by_value + ([f"{self.own_types}: {less}"] if self.own_types else [])
@@ -182,7 +182,7 @@ class Sides:
         return self.runs.trace(inputs, changed, self.wide and not as_it_runs, self._recorded)
 
     def _recorded(self) -> dict[str, Any]:
-        """What a trace has to record for the file."""
+        """The keywords of :func:`trace_model` that depend on the file."""
         paths = {path for path, _ in self.model.named_modules()}
         called = {traced.call.path for traced in self.tagged.calls} if not self.tagged.by_value else paths
         bodies = self.tagged.cut is not None or any(nested_graphs(node) for node in self.tagged.model.graph)
@@ -198,7 +198,7 @@ class Sides:
         """What the outputs of a call that was cut out should be."""
         return [array_of(tensor) for _, tensor in outputs_of(self.tagged, reference)]
 
-    def compared(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> tuple[Sides, Compared]:
+    def compared(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> tuple[ModelAndFile, Compared]:
         """Runs of both on the same inputs, compared, and the types in which they are.
 
         A model may keep tensors that an earlier run computed in its own types, such as a table of angles. If it differs
@@ -214,13 +214,13 @@ class Sides:
         return replace(self, own_types=_KEPT).compared(inputs, changed)
 
     def _keeps_results(self, reference: Trace) -> bool:
-        """Whether a run in float64 used tensors from before it that are not constants of the file."""
+        """Whether a run in float64 used tensors of earlier runs that are not constants of the file."""
         constants = Index()
         for _, stored in self.run.constants() if reference.kept_before else ():
             constants.add(stored())
         return any(not constants.equal_in_any_order(tensor) for tensor in reference.kept_before)
 
-    def with_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Sides:
+    def with_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> ModelAndFile:
         """The same with the calls of the model in a file without tags, by the values that both compute."""
         sides, compared = self.compared(inputs, changed)
         return replace(sides, tagged=with_calls_of_model(self.tagged, module_tree(self.model), compared.per_module))
@@ -239,7 +239,7 @@ class Sides:
         )
 
     def fault_beside_nan(self, inputs: Inputs, right: Sequence[Any]) -> str:
-        """What ONNX Runtime does otherwise where the model returns NaN: its mean of nothing is another number.
+        """How ONNX Runtime differs where the model returns NaN: its mean of an empty tensor is another number.
 
         Args:
             right: What the model returns in float64.
@@ -274,12 +274,13 @@ class Sides:
 
         return computed_weights(self.run, read, changed, exact=self.runs.in_float64)
 
-    def settled(self, inputs: Inputs) -> Sides:
-        """The same in the model's own types if what it computes in float64 is something else, but for rounding.
+    def settled(self, inputs: Inputs) -> ModelAndFile:
+        """Compares in the model's own types instead if the model computes something else in float64 than rounding
+        explains.
 
-        A model that asks for the type of its tensors may do so. Where much is between the two, the last bit of each
-        number is changed, to see what rounding makes of the result. If the file agrees with both runs but for a choice
-        among equal scores, PyTorch only chose others there.
+        A model whose code asks for the type of its tensors may. Where both results are far apart, a run with the last
+        bit of each number changed shows what rounding does to the result. If the file agrees with both runs except for
+        a choice among equal scores, PyTorch only chose other elements in float64.
         """
         exact = self.runs.outputs(inputs, self.wide)
         if exact.draws_numbers:  # other numbers are drawn in float64

@@ -137,7 +137,7 @@ def _rounding_notes(outputs: Sequence[Difference], steps: Mapping[str, float | N
 
 
 def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:
-    """A session with the runtime's optimizer, or without where that fails on the file itself, and what to say of it.
+    """A session with the runtime's optimizer, or without it if it fails on the file, and a note on that.
 
     Raises:
         UsageError: ONNX Runtime does not load the file.
@@ -165,7 +165,7 @@ def _compare(name: str, own_array: Any, exact: Any, actual: Any, least: float) -
     """Compare one output.
 
     Args:
-        least: How far off it may be in any case.
+        least: The error that is allowed in any case.
     """
     if not is_floating(own_array) or own_array.shape != exact.shape:
         return compare_arrays(name, own_array, actual)

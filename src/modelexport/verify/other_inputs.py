@@ -31,7 +31,7 @@ from modelexport.pytorch.runs.other_answers import with_other_answers
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.traces.array_differences import Verdict
 from modelexport.verify.compared_runs import Compared, output_differences
-from modelexport.verify.model_and_file import Sides
+from modelexport.verify.model_and_file import ModelAndFile
 from modelexport.verify.verify_report import OtherInputs
 
 
@@ -44,12 +44,12 @@ class Others:
     """The first comparison in which something is wrong."""
 
 
-def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, selects: bool = False) -> Others:
+def compare_others(sides: ModelAndFile, inputs: Inputs, kept: frozenset[str], *, selects: bool = False) -> Others:
     """Compare on all variations of the inputs at once, or one by one if the model does not accept them so.
 
     Args:
         kept: The names of tensors that do not change: the file has their values.
-        selects: The model asks for values, and the file does always what follows one of the answers.
+        selects: The model branches on values, and the file always takes one of the branches.
     """
     others, tagged = Others(), sides.tagged
 
@@ -99,7 +99,7 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
 
 
 def _with_other_sizes(
-    sides: Sides, inputs: Inputs, compared: Callable[[str, Inputs], OtherInputs]
+    sides: ModelAndFile, inputs: Inputs, compared: Callable[[str, Inputs], OtherInputs]
 ) -> Iterator[OtherInputs]:
     """Comparisons at a covering set of sizes that the conditions of the file allow."""
     model = sides.tagged.model
@@ -121,7 +121,7 @@ def _with_other_sizes(
         yield OtherInputs(what=what, status="not compared", reason=reason)
 
 
-def _accepts(sides: Sides, inputs: Inputs) -> bool:
+def _accepts(sides: ModelAndFile, inputs: Inputs) -> bool:
     """Whether the model runs: in its own types, in which it refuses sizes sooner than in float64."""
     try:
         with collected():
@@ -151,5 +151,5 @@ def _verdict_on_outputs(what: str, compared: Compared) -> OtherInputs:
 
 
 def _is_of_empty_rows(what: str, right: Sequence[Any]) -> bool:
-    """Whether masks are padded and the model returns NaN: a row without tokens means nothing."""
+    """Whether masks are padded and the model returns NaN, as for a row without tokens, which is not compared."""
     return PADDED in what and any(array.dtype.kind == "f" and bool(np.isnan(array).any()) for array in right)

@@ -39,7 +39,7 @@ from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.calls_by_value import wrong_parameters
 from modelexport.verify.compared_runs import Compared, explained, output_differences
 from modelexport.verify.document_claims import false_claims
-from modelexport.verify.model_and_file import ModelRuns, Sides, open_for
+from modelexport.verify.model_and_file import ModelAndFile, ModelRuns, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.other_inputs import Others, compare_others
 from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_verdicts_of_weights
@@ -93,7 +93,7 @@ def verify(
         constants = tuple(known_sidecar.settings.constants) if known_sidecar is not None else ()
         arguments = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
-        sides = Sides.of(runs or ModelRuns(model, weights), inputs, tagged)
+        sides = ModelAndFile.of(runs or ModelRuns(model, weights), inputs, tagged)
         if tagged.by_value:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
         changed, notes = changed_weights(model, tagged.model, perturb) if weights is None else ({}, [])
@@ -185,7 +185,7 @@ def record_reference(
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
-    sides = Sides.of(ModelRuns(model, weights), inputs, tagged)
+    sides = ModelAndFile.of(ModelRuns(model, weights), inputs, tagged)
     trace = sides.trace(inputs, {})
     target = reference_path(tagged.path)
     write_reference(

@@ -1,8 +1,8 @@
 """Runs a model in float64 and records what it computes: the trace that a file is compared with.
 
-In float64 nothing is rounded to a degree that matters, so a file that computes the same agrees at every call, whatever
-the order of its operations. The numbers are those of the file: weights and inputs as they are, and Python's scalars
-rounded to float32, as exporters write them.
+Rounding in float64 is negligible, so a file that computes the same agrees at every call, whatever the order of its
+operations. The numbers are those of the file: weights and inputs as they are, and Python's scalars rounded to
+float32, as exporters write them.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class _How(NamedTuple):
 
 @contextlib.contextmanager
 def in_float64(model: nn.Module, inputs: Inputs) -> Iterator[Inputs]:
-    """Inside, a model and its gradients are computed as in a trace: in float64, with the numbers of its file. Its
-    weights become float64, and stay so.
+    """Inside the block, a model and its gradients are computed in float64 with the numbers of its file. Its weights
+    stay float64.
 
     Yields:
         The inputs in float64.
@@ -154,7 +154,7 @@ class _Recording:
         return value
 
     def widen_weights(self) -> None:
-        """Have the model's weights in float64."""
+        """Convert the model's weights to float64."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             tensor.data = self.widened(tensor.data)
 
@@ -203,7 +203,7 @@ class _Recording:
         self._watch(ROOT, "outputs", returned)
 
     def content(self, tensor: torch.Tensor, *, keep: bool = False) -> Content:
-        """The content of a tensor: what a call returns, its caller mostly passes on as it is."""
+        """The fingerprint of a tensor, computed once: a caller mostly passes on what a call returns."""
         version = version_of(tensor)
         known, then, content = self._known.get(id(tensor), (None, None, None))
         if content is None or known is None or known() is not tensor or then != version or version is None:
@@ -217,10 +217,10 @@ class _Recording:
         return content
 
     def see(self, func: Any, arguments: Sequence[Any], output: Any, parameters: Collection[int | None]) -> None:
-        """Record what an operation gave.
+        """Record the result of an operation.
 
         Args:
-            parameters: The memory of the parameters among what it was given.
+            parameters: The memory of the parameters among its arguments.
         """
         call = self._recorder.running
         if call is None or self._recorder.observing or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
@@ -277,7 +277,7 @@ _WITHOUT_VALUES = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
-"""Operations that give memory as it is."""
+"""Operations that return uninitialized memory."""
 
 _DRAWN_ALIKE = frozenset(
     ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_", "bernoulli", "bernoulli_", "multinomial")
@@ -306,7 +306,7 @@ class _Operations(OperationMode):
         self._recording, self._guard, self._wide, self._records = recording, guard, wide, operations
         self._rounds = wide and recording.own is not torch.float64
         self._items = set[float]()
-        """The numbers of tensors that ``item`` gave, which are not rounded: they are no numbers of Python."""
+        """Numbers that ``item`` returned. They are values of tensors, and not rounded like Python's numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -376,7 +376,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def _is_of_integers(args: Any, output: Any) -> bool:
-    """Whether integers gave a result of PyTorch's default type, as in a division."""
+    """Whether an operation of integers returns PyTorch's default floating-point type, as a division does."""
     tensors = tensor_leaves(args)
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
     return narrow and bool(tensors) and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)

@@ -275,7 +275,7 @@ def _ran(
 def _outputs_of_second(
     second: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str
 ) -> tuple[list[list[dict[str, Any]]], list[str]]:
-    """The outputs of the second file in each run, and what is to be said of them.
+    """The outputs of the second file in each run, and notes on them.
 
     Where its products may saturate, they are computed with exact integers as well, and the worse loss counts.
     """

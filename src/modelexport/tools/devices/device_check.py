@@ -46,7 +46,8 @@ def check(
     bound: float = ON_A_DEVICE,
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
-    """Look for what is wrong with a file where its :mod:`.device_regions` are run, from the whole to the smallest."""
+    """Find what is wrong with a file on a device: the whole file is run first, then calls, then regions
+    (:mod:`.device_regions`)."""
     checker = _DeviceCheck(tagged, RegionCutter(tagged, feeds), runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
@@ -76,7 +77,7 @@ class _DeviceCheck:
         self.looked_at: dict[str, RegionReport] = {}
         self._root = next(iter(tagged.calls)).call
         self._result = RunnerResult(status="failed")
-        """That of the whole."""
+        """The result of the whole file."""
 
     def whole(self) -> RegionReport:
         self._tell("the whole")

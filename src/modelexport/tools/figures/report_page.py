@@ -171,7 +171,7 @@ def _facts(tagged: TaggedFile) -> Section:
 
 
 def _differences(pairs: Sequence[NodePair]) -> Section:
-    """How many nodes differ, and how: for each way the first module, and in how many modules."""
+    """How many nodes differ, and how: for each kind of difference, the first module and the number of modules."""
     calls = defaultdict[tuple[str, str], dict[str, None]](dict)
     for pair in pairs:
         node = pair.first or pair.second

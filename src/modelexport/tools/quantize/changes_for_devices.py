@@ -77,7 +77,7 @@ def apply_changes(model: ir.Model, tagged: TaggedFile, rules: Sequence[Rule]) ->
 
 
 def _give(node: ir.Node, name: str | None, owner: Owner | None) -> None:
-    """Let a new node have the calls of another, and the name of that as the beginning of its own."""
+    """Give a new node the calls of another one, and a name that begins with that one's."""
     node.name = f"{name}.{node.op_type}" if name else node.op_type
     set_owner(node, derived_owner([owner]))
 

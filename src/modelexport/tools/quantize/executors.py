@@ -1,7 +1,7 @@
 """Measurements of choices in other processes or on other machines, by an executor as ``concurrent.futures`` has them.
 
-What is sent is the path of the file and what to measure, and no model: each worker opens the file once. It measures in
-the same session as this process would, so that the figures are the same to the last digit, whoever measures them.
+A job names the file and what to measure, and each worker opens the file once. It measures in the same session as this
+process would, so that all figures are the same to the last digit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from modelexport.traces.calibration_data import RunInputs, given_runs
 
 Choices = Sequence[tuple[int, Method]]
 Losses = list[tuple[float, str]]
-"""For each choice its loss, and why it did not run if it did not."""
+"""For each choice its loss, and the reason if it did not run."""
 _PARTS = 4
 """Into how many parts the choices of a run are divided for each worker: the last ones end at about the same time."""
 
@@ -184,7 +184,7 @@ def _end_with_parent() -> None:
 
 
 class Workers:
-    """Measures with an executor; what a worker that dies had to do is done by others, or here."""
+    """Measures with an executor. The work of a worker that dies is done by others, or in this process."""
 
     def __init__(self, executor: Executor | int, job: Job) -> None:
         self._jobs, self._job = executor if isinstance(executor, int) else _PARTS, job

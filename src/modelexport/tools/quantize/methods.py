@@ -90,13 +90,13 @@ class MethodRow:
     operators: tuple[str, ...] | None = None
     """The operators whose constant weight it quantizes; ``None`` if it converts every node."""
     types: tuple[ir.DataType, ...] = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    """The types of numbers for which ONNX Runtime has the operators that take their place."""
+    """The types of data for which ONNX Runtime has the quantized operators."""
     options: Mapping[str, Option] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What an option may be, where not every text or number will do."""
+    """Options to the values that they may have, where these are limited."""
     needs_data: bool = False
     bits: int = 8
-    """Of the integers that weights are stored as."""
+    """The bits of a stored weight."""
     largest: float | None = None
     """The largest number that it can hold, if weights may be larger; nodes with such weights stay as they are."""
 
@@ -143,7 +143,7 @@ def apply_method(
     Args:
         model: May be changed.
         ranges: The file of the ranges that calibration measured, for methods that need data.
-        of: The modules that the nodes are of, for messages.
+        of: The modules that own the nodes, for messages.
     """
     try:
         with collected(), _quiet():
@@ -226,9 +226,8 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
 
 
 def has_channels(operator: str, place: int, rank: int) -> bool:
-    """Whether ONNX Runtime has kernels for what an operator takes at a place with a scale for each channel.
-
-    It has none for stacked matrices (as those of experts), and first factors.
+    """Whether ONNX Runtime has kernels of an operator whose input at ``place`` has a scale for each channel. It has
+    none for stacked matrices (as those of experts), and for first factors.
     """
     if operator in (*_MATRICES, *_CONVOLUTIONS):
         return place == 1 and (operator not in _MATRICES or rank == 2)
@@ -240,7 +239,7 @@ def _products(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _with_one_scale(model: onnx.ModelProto) -> set[str]:
-    """The factors of products that cannot have a scale for each channel, for what else takes them, too."""
+    """The factors of products that get one scale: a node that takes them has no kernel for a scale for each channel."""
     ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) > 1}
     factors = {name for node in _products(model) for name in node.input[:2] if name in ranks}
     uses = [(node.op_type, place, name) for node in model.graph.node for place, name in enumerate(node.input)]
@@ -248,7 +247,7 @@ def _with_one_scale(model: onnx.ModelProto) -> set[str]:
 
 
 def _lets_zero_pass(clip: onnx.NodeProto, model: onnx.ModelProto) -> bool:
-    """Whether the bounds of a ``Clip`` are constant, and the zero is between them."""
+    """Whether the bounds of a ``Clip`` are constant, and zero lies between them."""
     bounds = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     signed = [(sign, name) for sign, name in zip((1, -1), clip.input[1:], strict=False) if name]
     return all(name in bounds and sign * bounds[name] <= 0 for sign, name in signed)
@@ -271,7 +270,7 @@ def _biases_without_scales(model: onnx.ModelProto) -> list[onnx.TensorProto]:
 
 
 def _int8(method: Method) -> dict[str, Any]:
-    """What the options of a method are for ONNX Runtime's functions."""
+    """The options of a method as keywords of ONNX Runtime's functions."""
     from onnxruntime.quantization import QuantType
 
     return {
@@ -288,7 +287,7 @@ def _is_unsigned(method: Method) -> bool:
 
 
 def _written(run: Callable[[Path], None]) -> onnx.ModelProto:
-    """What a quantizer writes to a file."""
+    """The model that a quantizer writes to a file."""
     with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
         run(Path(folder) / "model.onnx")
         return onnx.load(Path(folder) / "model.onnx")

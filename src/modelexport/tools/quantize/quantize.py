@@ -134,7 +134,7 @@ def quantize(
 def write_quantized(
     result: Quantized, tagged: TaggedFile, output: Path, rules: Recipe, feeds: RunInputs | None, *, check_runtime: bool
 ) -> QuantizeResult:
-    """Write what was made of a file with its tags and its recipe, which is run with the first inputs before."""
+    """Write a quantized file with its tags and its recipe, after a run with the first inputs."""
     report = write_retagged(
         result.model,
         tagged,
@@ -203,7 +203,7 @@ def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = No
 
 
 def _unquantized(before: ir.Model, after: ir.Model) -> dict[str, int]:
-    """The modules most of whose weights have the type that they had, floating-point numbers, to the bytes of these.
+    """Modules to the bytes of their weights that stay floating-point numbers, if these are most of them.
 
     A module whose matrix is quantized and whose bias is not is quantized.
     """
@@ -250,10 +250,10 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
 
 
 def _nodes_by_method(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[ir.Node]]]:
-    """The nodes that are given to a library together, with their method.
+    """Groups of nodes that a library quantizes at once, with their method.
 
-    Nodes that share a weight are, so that it is quantized once. A method that takes every node gets all of its nodes at
-    once, so that nothing is converted back between two of them.
+    Nodes that share a weight are in one group, so that it is quantized once. A method that takes every node gets all of
+    its nodes at once, so that nothing is converted back between two of them.
     """
     weighted = weighted_nodes(model)
     given: dict[Method, list[ir.Node]] = defaultdict(list)

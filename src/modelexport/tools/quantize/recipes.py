@@ -54,7 +54,7 @@ class Resolved(msgspec.Struct, frozen=True):
     Also for each node that stays in float32 for its numbers, and if not all runs were looked at for such numbers.
     """
     kept: list[str]
-    """The addresses of the calls that no method is for, without those inside of other kept ones."""
+    """The addresses of the calls that have no method, without those inside other kept calls."""
 
 
 def chosen_recipe(
@@ -112,7 +112,7 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
     }
 
     def combined(indices: set[int]) -> int:
-        """The rule for what several rules are for."""
+        """The rule that counts for a node or a group for which there are several."""
         keeping = [index for index in indices if index == last or methods[index] is None]
         return min(keeping or indices)
 
@@ -145,10 +145,10 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
 
 
 def within_range(resolved: Resolved, tagged: TaggedFile, data: RunInputs) -> Resolved:
-    """The same without the nodes that take or give values beyond the range of their method's numbers.
+    """Leaves out the nodes that take or return values beyond the range of their method's numbers.
 
     Args:
-        data: Inputs of runs, the first of which are looked at.
+        data: Inputs of runs, of which the first ``_RUNS`` are made.
     """
     limited = sorted({str(method) for method in resolved.assignment.values() if method.row.largest is not None})
     if not limited:
@@ -218,7 +218,7 @@ def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node], a
 
 
 def _stays_among(sequence: ir.Value, nodes: Collection[ir.Node]) -> bool:
-    """Whether only some nodes make and take a sequence, and what these have to do with it is not looked at again."""
+    """Whether all nodes that make and take a sequence are among these."""
     ends = [sequence.producer(), *sequence.consumers()]
     return (
         isinstance(sequence.type, ir.SequenceType)
@@ -237,7 +237,7 @@ def left_alone(nodes: Iterable[tuple[ir.Node, Method]]) -> dict[str, str]:
 
 
 def _obstacle(method: Method, node: ir.Node) -> str:
-    """What is true of a weight of a node that a method cannot store, as the end of a sentence; empty if it can."""
+    """Why a method cannot store a weight of a node, as the end of a sentence; empty if it can."""
     row = WEIGHTED.get(node.op_type)
     if method.row.largest is not None:
         taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
@@ -266,7 +266,8 @@ def _obstacle(method: Method, node: ir.Node) -> str:
 
 
 def _obstacle_of_table(method: Method, table: ir.Node) -> str:
-    """As :func:`_obstacle`, of a ``Gather``, which reads the codes of a product, or gets its own if a library can."""
+    """Why a method cannot store the table of a ``Gather``: it shares the codes of a product, or the library cannot
+    write it."""
     how, rows = {name: method.option(name) for name in method.row.options}, table.inputs[0]
     if rows is None or not how.get("embeddings") or (method.row.bits == 4 and how["algorithm"] == "rtn"):
         return ""

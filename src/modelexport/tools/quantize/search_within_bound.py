@@ -44,7 +44,7 @@ Least = Literal["bytes", "time"]
 JUDGEMENTS = 3
 """How often the held-out inputs may be used."""
 _STRICTER = 0.9
-"""What a bound on the choice is multiplied by, beyond what the judgement asks for."""
+"""The factor by which a bound is made stricter, besides what the judgement asks for."""
 
 
 class MoreThanCheapest(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     times: Turns | None = None
     """The time of the result in turns with the file, if it was to take little."""
     bytes_before: int
-    """Of the weights."""
+    """Bytes of the weights of the file and of the result."""
     bytes_after: int
     judgements: int
     """How often the held-out inputs were used. Each time after the first, the choice was made stricter."""
@@ -107,7 +107,7 @@ class Search(NamedTuple):
     made: Quantized
     """The quantized model."""
     tagged: TaggedFile
-    """What it was made of."""
+    """The file that it was made of."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ def search(
         data: Inputs, or a file or folder of them. The first half is used to choose, the second half to judge.
         within: A metric and its limit (``cosine>=0.999``).
         budget: Bytes of weights.
-        metric: What ``budget`` is to keep small.
+        metric: The error that is minimized with ``budget``.
         keep, only: Selectors of modules that are kept, and of the only ones that are not.
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.

@@ -31,7 +31,7 @@ from modelexport.tools.quantize.switched_model import SwitchableSession, Unit, f
 from modelexport.traces.calibration_data import RunInputs, given_runs
 
 STEADY = 0.95
-"""The rank correlation with the runs before from which another run would not change the order of the modules."""
+"""The rank correlation of a run with those before it from which no further run is made."""
 SAVED_BYTES = columns.Column("saved_bytes", "bytes")
 COLUMNS = (columns.SENSITIVITY, SAVED_BYTES)
 
@@ -177,7 +177,7 @@ def rank_correlation(first_figures: Iterable[float], other_figures: Iterable[flo
 
 
 def _ranks(figures: Any) -> Any:
-    """Ranks around zero."""
+    """The ranks of figures, with a mean of zero."""
     _, place, count = np.unique(figures, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count + 1) / 2)[place]
     return ranks - ranks.mean()

@@ -1,7 +1,7 @@
-"""A model that holds all methods of all modules at once; which of them a module has is chosen run by run.
+"""One model with all methods of all modules; each run chooses the method of each module.
 
-Every node that can be quantized stands in branches of an ``If``: one for each method, and one as it is. So a session is
-built once, and what another choice costs is a run.
+Every node that can be quantized is in the branches of an ``If``: one for each method, and one for the original node. So
+one session serves all choices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONDITION = ir.TensorType(ir.DataType.BOOL)
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """Nodes that a recipe can only give one method: of calls, with their groups (:mod:`.equal_method_groups`)."""
+    """Nodes that have to get the same method: those of calls, with their groups (:mod:`.equal_method_groups`)."""
 
     nodes: tuple[str, ...]
     calls: tuple[str, ...]
@@ -49,7 +49,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
-    """The units of a file, of the nodes that one of the methods can quantize; graph order."""
+    """The units of a file that one of the methods can quantize, in the order of the graph."""
     weighted = weighted_nodes(tagged.model)
     owners = {
         node.name or "": owner.calls
@@ -179,7 +179,7 @@ def _switch(index: int, method: Method) -> str:
 
 
 def _only_output(model: ir.Model, name: str | None) -> str:
-    """Take all other outputs away; returns the name of the one that is left."""
+    """Remove all outputs but one; returns its name."""
     outputs = list(model.graph.outputs)
     names = [value.name or "" for value in outputs]
     if name is not None and name not in names:

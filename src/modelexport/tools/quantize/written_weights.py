@@ -30,18 +30,18 @@ from modelexport.tools.quantize.weights_behind import same_nodes
 from modelexport.traces.tolerances import OF_BIASES, TIMES_MOVED
 
 _TOGETHER = 16
-"""How many errors have one norm: a block of weights with one scale has at least as many."""
+"""The neighbouring errors that one norm is taken of; a block of weights with one scale has at least as many."""
 _EVERY = 15
-"""Of the places that a large weight sums over, one run of ``_TOGETHER`` is looked at in so many."""
+"""Of the indices that a large weight sums over, one run of ``_TOGETHER`` in ``_EVERY`` such runs is compared."""
 _LARGE = 2**18
-"""The most elements of a weight whose places are all looked at."""
+"""The most elements of a weight of which all indices are compared."""
 _ACTIVATIONS = 63
-"""The least number between zero and the largest that activations are stored as."""
+"""The positive integers of the narrowest type that activations are stored in, of 7 bits."""
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _STATES = dict.fromkeys(_RECURRENT, slice(4, 7)) | {"Attention": slice(3, None)}
-"""Operators that compute more than one product, and so get dense inputs, to the inputs that are left out."""
+"""Operators that compute several products, to the optional inputs that are left out. They get dense inputs."""
 _IN_RANGES = ("Relu", "Clip")
-"""Operators that quantizers leave to the range of integers: the result gets the name of theirs."""
+"""Operators that quantizers drop, because the integers' range cuts values as well; the product gets their name."""
 
 
 def check_written(
@@ -69,7 +69,7 @@ def check_written(
 
 
 class _Comparison:
-    """A floating-point model and a quantized one, whose values have the names of those that they stand for."""
+    """A floating-point model and the quantized one made of it, in which corresponding values have the same name."""
 
     def __init__(self, method: Method, before: ir.Model, after: ir.Model, ranges: Path | None) -> None:
         from onnxruntime.quantization import load_tensors_data
@@ -112,7 +112,7 @@ class _Comparison:
 
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused
     def _steps_off(self, region: Region, target: ir.Value, products: Collection[ir.Node]) -> float:
-        """The largest error of the quantized result, in changes of the other that rounding explains."""
+        """The largest error of a quantized result, as a multiple of the change that rounding explains."""
         inside = [node for node in region.nodes if node in products]
         fed = [node for node in inside if data_of(node) in region.inputs]
         first = (fed or inside)[0]
@@ -168,7 +168,7 @@ class _Comparison:
         return largest
 
     def _step_of(self, reach: float) -> float:
-        """Between two numbers that activations of a range can be stored as."""
+        """The step between two stored activations whose range has the length ``reach``."""
         return reach / (2 * max(self._method.levels, _ACTIVATIONS) + 1)
 
     def _moved(self, node: ir.Node, written: Region) -> dict[ir.Value, ir.Value]:
@@ -192,7 +192,7 @@ class _Comparison:
         return (self._draw.integers(0, 2, array.shape, dtype=np.int8) - np.float32(0.5)) * step
 
     def _step(self, node: ir.Node, sizes: Any, by_channel: bool) -> Any:
-        """Between two numbers that a weight can be stored as, from the sizes of its elements; it broadcasts with it."""
+        """The step between two stored elements of a weight, from their magnitudes; it broadcasts with the weight."""
         if "block" in self._method.row.options:
             axis, block = summed_axis(node), self._method.option("block")
             most = np.maximum.reduceat(sizes, np.arange(0, sizes.shape[axis], block), axis)
@@ -208,7 +208,7 @@ class _Comparison:
         return sizes / np.float32(self._method.levels)
 
     def _range(self, value: ir.Value) -> tuple[float, float]:
-        """What a value reaches: as calibration measured it, with the zero."""
+        """The range of a value as calibration measured it, extended to include zero."""
         if value.name not in self._measured:
             return 0.0, 1.0
         least, most = self._measured[value.name].range_value
@@ -216,7 +216,7 @@ class _Comparison:
         return (low, high) if low < high else (0.0, 1.0)  # of zeros alone, the scale is 1
 
     def _cut_off(self, node: ir.Node, value: ir.Value) -> Iterator[tuple[str, str]]:
-        """What is wrong with the scale of a value, by what comes back of the ends of its range."""
+        """What is wrong with the scale of a value: quantizing and dequantizing has to keep both ends of its range."""
         for back in (user for user in node.outputs[0].consumers() if user.op_type == "DequantizeLinear"):
             region = Region.between(back.outputs, lambda each: each is not value)
             for name in sorted({value.name or "", back.outputs[0].name or ""} & {*self._measured}):
@@ -233,7 +233,7 @@ def _scale(node: ir.Node) -> Any:
 
 
 def _before_rounding(value: ir.Value) -> ir.Value:
-    """What a value was before it was quantized and dequantized; itself if it was not."""
+    """The value from which this one was quantized and dequantized; itself if it was not."""
     before = value
     for operator in ("DequantizeLinear", "QuantizeLinear"):
         maker = before.producer()
@@ -250,23 +250,22 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
 
 
 def _rows(node: ir.Node) -> int:
-    """How many rows the bias of a ``Gemm`` is for, if it has several; otherwise 0, for any number of them."""
+    """The rows of the bias of a ``Gemm`` if they differ; 0 if it has one for all rows."""
     bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
     shape = bias.shape.numpy() if bias is not None and bias.shape is not None and bias.shape.is_static() else ()
     return int(shape[0]) if len(shape) == 2 and shape[0] > 1 else 0
 
 
 def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) -> Any:
-    """Inputs of a node, such that the results are elements of the weight, if it is a product: one number in each.
-
-    There is none in the last one, whose result is the bias.
+    """Inputs with one number that is not zero, so that the results of a product are elements of its weight. The last
+    input is zero, so that its result is the bias.
     """
     weight, how = _weights(node)[0], node.attributes
     assert weight.const_value is not None
     shape = weight.const_value.shape.numpy()
 
     def places(count: int) -> Any:
-        """The places of an axis that are looked at."""
+        """The indices of an axis that are compared."""
         every = np.arange(count)
         return every if math.prod(shape) <= _LARGE else every[every % (_TOGETHER * _EVERY) < _TOGETHER]
 
@@ -297,7 +296,7 @@ def _computed(
     weights: Mapping[ir.Value, ir.Value] = MappingProxyType({}),
     without: Collection[str | None] = (),
 ) -> Iterator[Any]:
-    """The results of a region of a model for inputs; what else it takes is zero, or missing if it can do without."""
+    """The results of a region of a model for inputs. Its other inputs are zero, or left out if they are optional."""
     nodes = [node for node in source.graph if node in region.nodes]
     taken = [*region.inputs, *weights_of(nodes)]
     graph = copy_of(ir.GraphView(taken, region.outputs, nodes=nodes, opset_imports=source.opset_imports))
@@ -328,11 +327,11 @@ def _computed(
 
 
 def _largest_error(error: Any, moves: Sequence[Any], slack: float, channels: int | None) -> float:
-    """The largest norm of some neighbouring errors of a channel, in norms of what is explained.
+    """The largest norm of neighbouring errors of a channel, as a multiple of the norm that rounding explains.
 
     Args:
-        slack: What each error may be besides.
-        channels: Their axis; ``None`` for one norm of all errors.
+        slack: What is allowed of each error in addition.
+        channels: The axis of the channels; ``None`` for one norm of all errors.
     """
 
     def norms(apart: Any) -> Any:

@@ -41,12 +41,12 @@ _TEXT_ATTRIBUTES = frozenset(
     ("activation", "activations", "approximate", "auto_pad", "coordinate_transformation_mode", "direction", "equation",
      "keep_aspect_ratio_policy", "mode", "nearest_mode", "padding_mode", "reduction")
 )  # fmt: skip
-"""The attributes that are texts; what writes them quotes or compares them."""
+"""The attributes that are texts. Writers quote or compare them."""
 _WITHOUT_EFFECT = frozenset(
     ("stash_type", "kernel_shape", "storage_order", "saturate", "output_dtype", "mask_index_type", "accuracy_level",
      "extrapolation_value", "seed", "noop_with_empty_axes", "allowzero", "cubic_coeff_a")
 )  # fmt: skip
-"""Attributes that do not change a result, or that what writes their operator has checked."""
+"""Attributes that do not change a result, or that the writer of their operator has checked."""
 
 
 class UnwrittenError(Exception):
@@ -297,7 +297,7 @@ def _ends_with_none(arguments: list[ast.expr]) -> bool:
 
 
 def refuse_damaged_nodes(model: ir.Model) -> None:
-    """Refuse nodes that the standard does not allow: what they have would become code."""
+    """Refuse nodes that the standard does not allow, since their attributes would become code."""
     for node in model.graph.all_nodes():
         version = node.version or model.opset_imports.get(node.domain, 1)
         if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, version, ""):
