@@ -13,9 +13,10 @@ from onnx import TensorProto, helper
 
 import commands
 from modelexport.errors import OutputError
-from modelexport.files.atomic_writing import check_writable, replaced_together
+from modelexport.files.atomic_writing import check_writable, replaced_together, signed
 from modelexport.files.linked_weights import free_place
 from modelexport.files.output_folders import check_package_folder
+from modelexport.format.keys import DOCUMENT_SUFFIXES
 from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, encode_manifest
 
 
@@ -49,6 +50,18 @@ def model_in_the_folder_above(folder: Path) -> None:
     model_with_data(folder.parent / "backup.onnx", f"{folder.name}/out.onnx.data")
 
 
+def backup_with_another_suffix_in_the_folder_above(folder: Path) -> None:
+    model_in_the_folder_above(folder)
+    (folder.parent / "backup.onnx").rename(folder.parent / "backup.onnx.bak")
+
+
+def model_above_the_folder_that_the_folder_is_a_link_to(folder: Path) -> None:
+    (folder.parent / "real").mkdir()
+    folder.rename(real := folder.parent / "real" / "out")
+    folder.symlink_to(real)
+    model_in_the_folder_above(real)
+
+
 def model_that_names_a_symbolic_link(folder: Path) -> None:
     model_with_data(folder / "backup.onnx", "out.onnx.data")
     (folder / "link.bin").symlink_to("out.onnx.data")
@@ -72,6 +85,8 @@ OTHERS = [
     renamed_model,
     backup_with_another_suffix,
     model_in_the_folder_above,
+    backup_with_another_suffix_in_the_folder_above,
+    model_above_the_folder_that_the_folder_is_a_link_to,
     model_that_names_a_symbolic_link,
     model_in_the_name_of_a_document,
 ]
@@ -124,7 +139,42 @@ def test_a_model_that_was_copied_during_the_work_is_seen_before_files_are_moved(
         copied_model(folder)
 
 
-def test_a_linked_weights_file_that_a_copy_of_the_model_has_keeps_its_name(folder: Path) -> None:
-    shutil.copy(model_with_data(folder / "out.onnx", "out.model.safetensors"), folder / "backup.onnx")
+def new_name(folder: Path) -> str:
+    """The name of a weights file that is linked beside a model which has one of that name."""
+    model_with_data(folder / "out.onnx", "out.model.safetensors")
     (folder / "new").mkdir()
-    assert free_place(folder / "out.onnx", folder / "new", "model.safetensors").name == "out.2.model.safetensors"
+    return free_place(folder / "out.onnx", folder / "new", folder.parent / "in.bin", "model.safetensors").name
+
+
+def test_a_linked_weights_file_whose_bytes_are_nowhere_else_keeps_its_name(folder: Path) -> None:
+    assert new_name(folder) == "out.2.model.safetensors"
+
+
+def test_a_linked_weights_file_whose_bytes_have_another_name_is_replaced(folder: Path) -> None:
+    (folder / "model.safetensors").touch()
+    (folder / "out.model.safetensors").hardlink_to(folder / "model.safetensors")
+    assert new_name(folder) == "out.model.safetensors"
+
+
+def test_a_linked_weights_file_with_the_same_bytes_is_replaced(folder: Path) -> None:
+    model_with_data(folder.parent / "in.onnx", "in.bin")
+    assert new_name(folder) == "out.model.safetensors"
+
+
+def test_a_linked_weights_file_that_a_copy_of_the_model_has_keeps_its_name(folder: Path) -> None:
+    model_with_data(folder.parent / "in.onnx", "in.bin")
+    model_with_data(folder / "backup.onnx", "out.model.safetensors")
+    assert new_name(folder) == "out.2.model.safetensors"
+
+
+@pytest.mark.parametrize("suffix", DOCUMENT_SUFFIXES)
+def test_a_file_of_a_person_with_the_name_of_a_document_is_not_replaced(suffix: str, folder: Path) -> None:
+    (folder / f"out{suffix}").write_text('{"dag": "of another tool"}')
+    with pytest.raises(OutputError, match="was not written by modelexport"):
+        check_writable(folder / "out.onnx")
+
+
+def test_source_code_that_a_person_changed_is_not_replaced(folder: Path) -> None:
+    (folder / "out.py").write_bytes(signed(b"class Model: ...") + b"\n# mine")
+    with pytest.raises(OutputError, match="was changed since"):
+        check_writable(folder / "out.py", alone=True)

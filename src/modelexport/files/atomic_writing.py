@@ -30,14 +30,25 @@ from modelexport.files.protected_inputs import (
     reading,
 )
 from modelexport.files.regular_files import check_folder_writable, what_it_is
-from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES, RECIPE_SUFFIX, REPORT_SUFFIX
+from modelexport.format.keys import (
+    DAG_SUFFIX,
+    DATA_SUFFIX,
+    DOCUMENT_SUFFIXES,
+    OPERATIONS_SUFFIX,
+    RECIPE_SUFFIX,
+    REFERENCE_SUFFIX,
+    SIDECAR_SUFFIX,
+)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
 """Why a file cannot be written that another could be."""
 _BEGINNINGS = {
-    ".py": rb'\A"""[^\n]* Made by modelexport',
     ".html": rb"<title>modelexport</title>",
+    SIDECAR_SUFFIX: rb'\A\{\s*"format_version": "',
+    DAG_SUFFIX: rb'\A\{\s*(\}|"[^\n]*": \{"nodes":\[)',
+    OPERATIONS_SUFFIX: rb'\A\{\s*(\}|"[^\n]*": \{"op_type":")',
+    REFERENCE_SUFFIX: rb'\A.{8}\{"__metadata__":\{"modelexport\.',
     ".json": rb'"session\.layer_assignment_settings"|\A\{\s*"[^"\n]*": \{\s*"name": "[^"\n]*",\s*"results"'
     rb'|\A\{"nodes":\[',
     ".md": rb"\A# [^\n]*\n\r?\n`[^\n]*`, [\d,]+ parameters, [\d,]+ nodes, ",
@@ -109,7 +120,8 @@ class Replacement:
                 raise OutputError(
                     f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
                 )
-            if move.target.name.endswith((REPORT_SUFFIX, RECIPE_SUFFIX)):
+        for move in moves:
+            if move.target.name.endswith((*DOCUMENT_SUFFIXES, RECIPE_SUFFIX)):
                 check_written_by_us(move.target)
         with reading(self._reads):
             check_kept(move.target for move in moves)
@@ -310,17 +322,18 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
                 holds = "holds weights of" if what == "weights" else "belongs to"
                 raise OutputError(f"{path} would replace {replaced}, which {holds} {read}: give another name")
     check_others_keep_weights(there, [path])
+    for document in beside[1:]:
+        check_written_by_us(document)
 
 
 def _check_name(path: Path, *, alone: bool) -> None:
-    """Refuse a name that other files have, and what was not written by this package and would be replaced."""
+    """Refuse a name that other files have, and a file that was not written by this package."""
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
     if not alone and path.suffix in OTHER_KINDS:
         raise OutputError(f"{path} is not the name of an ONNX file: give {path.stem}.onnx")
-    for file in (path,) if alone else (path, path.with_suffix(REPORT_SUFFIX)):
-        check_written_by_us(file)
+    check_written_by_us(path)
 
 
 def check_written_by_us(path: Path) -> None:
@@ -329,19 +342,24 @@ def check_written_by_us(path: Path) -> None:
         return
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
-        if path.suffix == ".yaml":
+        if path.suffix in (".yaml", ".py"):
             _, _, content = (whole := beginning + file.read()).partition(b"\n")
             known = signed(content) == whole
             why = "was not written by modelexport, or was changed since, or is of an earlier version"
         else:
-            known = re.search(_BEGINNINGS.get(path.suffix, _MODEL), beginning, re.S) is not None
+            known = re.search(_beginning(path.name), beginning, re.S) is not None
             why = "was not written by modelexport"
     if not known:
         raise OutputError(f"{path} exists and {why}: give another name, or move it")
 
 
+def _beginning(name: str) -> bytes:
+    """The pattern of the beginning of the files with the suffix of a name."""
+    return next((pattern for suffix, pattern in _BEGINNINGS.items() if name.endswith(suffix)), _MODEL)
+
+
 def signed(content: bytes) -> bytes:
-    """YAML, which people edit, after a comment by which :func:`check_written_by_us` knows that nobody did."""
+    """YAML or Python, which people edit, after a comment by which :func:`check_written_by_us` knows that nobody did."""
     return b"# Made by modelexport, SHA-256 %b\n%b" % (hashlib.sha256(content).hexdigest().encode(), content)
 
 

@@ -7,6 +7,7 @@ regular file inside the model's folder, with the size and content that the model
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import hashlib
 import mmap
 import os
@@ -215,11 +216,12 @@ def model_with_weights_in(places: Collection[Path], apart_from: Collection[Path]
     """
     there = {entry: place for place in places if (entry := entry_of(place)) is not None}
     own = {entry_of(model) for model in apart_from}
-    folders = {place.absolute().parent for place in there.values()}
+    named = {place.absolute().parent for place in there.values()}
+    folders = named | {Path(os.path.realpath(folder)) for folder in named}
     above = {parent for folder in folders for parent in folder.parents} - folders
     for folder in (*sorted(folders), *sorted(above)):
         with contextlib.suppress(OSError):
-            for model in sorted(folder.glob("*.onnx") if folder in above else folder.iterdir()):
+            for model in sorted(folder.iterdir()):
                 if entry_of(model) not in own and _may_be_model(model):
                     with contextlib.suppress(FileFormatError):
                         for file in data_files(model):
@@ -250,17 +252,26 @@ def seal(data: Path) -> DataFile:
     return DataFile(data.stat().st_size, digest.hexdigest())
 
 
-def free_place(output: Path, staging: Path, name: str) -> Path:
+def free_place(output: Path, staging: Path, source: Path, name: str) -> Path:
     """A place in ``staging`` for a weights file of the model ``output``, after which it is named.
 
-    What has this name beside ``output`` keeps it, unless it is a weights file of an earlier model of that name alone.
+    What has this name beside ``output`` keeps it, unless it is a weights file of an earlier model of that name alone,
+    and its bytes are elsewhere as well: an earlier model may have been exported into the folder of its checkpoint.
+
+    Args:
+        source: The file that will be linked there.
+        name: Its name.
     """
     former: list[Path] = []
     with contextlib.suppress(FileFormatError):
         former = data_files(output) if output.is_file() else []
 
     def may_have(old: Path) -> bool:
-        return not os.path.lexists(old) or (old in former and model_with_weights_in([old], [output]) is None)
+        if not os.path.lexists(old):
+            return True
+        if old not in former or model_with_weights_in([old], [output]) is not None:
+            return False
+        return old.stat().st_nlink > 1 or filecmp.cmp(old, source, shallow=False)
 
     name = name.removeprefix(f"{output.stem}.")
     numbered = (f"{output.stem}.{number}{name}" for number in ("", *(f"{count}." for count in range(2, 10**6))))

@@ -95,7 +95,7 @@ class SharedFiles:
             return self._placed[real]
         name, self._placed[real] = Path(tensor.location).name, None
         if self._output is not None:
-            target = free_place(self._output, self._staging, name)
+            target = free_place(self._output, self._staging, real, name)
         else:
             names = (name, *(f"{number}.{name}" for number in range(2, len(self._placed) + 3)))
             target = next(target for target in map(self._staging.joinpath, names) if not target.exists())

@@ -147,7 +147,7 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
     real, folder = Path(os.path.realpath(file.path)), Path(os.path.realpath(path.parent))
     if real.is_relative_to(folder):
         return real.relative_to(folder).as_posix(), "in place"
-    target = free_place(path, staging, file.path.name)
+    target = free_place(path, staging, real, file.path.name)
     return target.name, link_file(file, target)
 
 

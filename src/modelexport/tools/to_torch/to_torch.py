@@ -20,7 +20,7 @@ from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
 from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import ModelExportWarning, UsageError
-from modelexport.files.atomic_writing import check_writable, replaced_together
+from modelexport.files.atomic_writing import check_writable, replaced_together, signed
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.nodes import required_inputs
@@ -113,7 +113,7 @@ class TorchSource:
             with (folder / weights.name).open("rb") as written:
                 digest = hashlib.file_digest(written, "sha256").hexdigest()
             text = self.text.replace(_NO_DIGEST, f'WEIGHTS = "{digest}"', 1)
-            (folder / path.name).write_text(text, encoding="utf-8")
+            (folder / path.name).write_bytes(signed(text.encode()))
             return self.compared(self._module(text, str(folder / path.name)).load())
 
 
