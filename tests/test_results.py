@@ -293,7 +293,7 @@ def test_help_shows_every_option_of_an_export() -> None:
     }, "only these are for Python alone"  # fmt: skip
     text = pydoc.render_doc(modelexport.export, renderer=pydoc.plaintext)
     assert "sizes: bool = False" in text
-    assert "dynamic: bool = False" in text
+    assert "dynamic: bool | None = None" in text
     assert "dynamic: Make every axis dynamic" in text
     assert "check: ``False``: do not run the file" in text
     assert "separate_prefill" not in text

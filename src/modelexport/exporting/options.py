@@ -37,7 +37,11 @@ class CaptureOptions:
         "auto",
         "The front end that captures MODEL; auto: dynamo, or torchscript if that fails or its file fails the check.",
     )
-    dynamic: bool = option(False, "Make every axis dynamic that the model does not fix.")
+    dynamic: bool | None = option(
+        None,
+        "Make every axis dynamic that the model does not fix; by default none of a file, and all of a package.",
+        type=bool,
+    )
     opset: int | None = option(None, "The opset of the file; by default the exporter's.", metavar="N")
     constants: Collection[str] = option(
         (),
@@ -240,7 +244,7 @@ class Options:
     def for_front_end(self, *, ones: bool) -> FrontEndOptions:
         """Those of the options that a front end takes; ``ones``: axes of size one are dynamic, too."""
         return FrontEndOptions(
-            dynamic=self.capture.dynamic,
+            dynamic=bool(self.capture.dynamic),
             ones=ones,
             opset=self.capture.opset,
             constants=self.capture.constants,
@@ -273,6 +277,8 @@ class Options:
             raise UsageError(f"a static cache has at least one position, not {self.package.static_cache}")
         if self.package.static_cache is not None and self.package.separate_prefill:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
+        if package and self.capture.dynamic is False:
+            raise UsageError("the axes of a package are dynamic: fix those of a part that you name, Part(dynamic=False)")
         if package and self.tags.dag_dir is not None:
             raise UsageError("--dag-dir goes with a FILE.onnx: each part of a package has a document of its own")
         if package and not self.tags.documents:
@@ -296,7 +302,7 @@ class Options:
             granularity=self.tags.granularity,
             include=sorted(self.tags.include),
             exclude=sorted(self.tags.exclude),
-            dynamic=self.capture.dynamic,
+            dynamic=bool(self.capture.dynamic),
             optimize=self.graph.optimized,
             fuse=self.graph.fuse or "",
             constants=dict(exported.constants),

@@ -16,6 +16,7 @@ import modelexport
 from commands import run
 from modelexport import Part
 from modelexport.errors import ModelExportError, UsageError
+from modelexport.exporting.options import CaptureOptions, Options
 from modelexport.files.manifest_file import read_manifest
 
 
@@ -246,9 +247,10 @@ def test_a_number_of_tokens_is_refused_for_a_package_that_does_not_generate(tmp_
         modelexport.verify_package(model, None, tmp_path / "p", new_tokens=8)
 
 
-def test_fixed_axes_are_asked_for_by_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{"dynamic": False}, {"options": Options(capture=CaptureOptions(dynamic=False))}])
+def test_fixed_axes_are_asked_for_by_part(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"fix those of a part that you name, Part\(dynamic=False\)"):
-        modelexport.export_package(nn.Linear(3, 2), tmp_path / "p", parts={"linear": "forward"}, dynamic=False)
+        modelexport.export_package(nn.Linear(3, 2), tmp_path / "p", parts={"linear": "forward"}, **given)
 
 
 MODEL = """
