@@ -171,10 +171,12 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
     calls: dict[str, Callable[[], Any]] = {
         "the example inputs are a NoneType": lambda: modelexport.export(model, None, path),  # type: ignore[arg-type]
         "export: path takes str | Path | None, not tensor(": lambda: modelexport.export(model, path, inputs),  # type: ignore[arg-type]
-        "export: dynamic takes bool, not {'x'": lambda: modelexport.export(
+        "export: dynamic takes bool | None, not {'x'": lambda: modelexport.export(
             model, inputs, path, dynamic={"x": {0: "b"}}
         ),  # type: ignore[arg-type]
-        "export: dynamic takes bool, not 'batch'": lambda: modelexport.export(model, inputs, path, dynamic="batch"),  # type: ignore[arg-type]
+        "export: dynamic takes bool | None, not 'batch'": lambda: modelexport.export(
+            model, inputs, path, dynamic="batch"
+        ),  # type: ignore[arg-type]
         "there is no path: give export(model, inputs, path)": lambda: modelexport.export(model, path),
         "export: tags_as takes Literal['metadata', ": lambda: modelexport.export(model, inputs, path, tags_as="name"),  # type: ignore[arg-type]
         "export: include takes Collection[str], not 'Linear'": lambda: modelexport.export(

@@ -277,8 +277,6 @@ class Options:
             raise UsageError(f"a static cache has at least one position, not {self.package.static_cache}")
         if self.package.static_cache is not None and self.package.separate_prefill:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
-        if package and self.capture.dynamic is False:
-            raise UsageError("the axes of a package are dynamic: fix those of a part that you name, Part(dynamic=False)")
         if package and self.tags.dag_dir is not None:
             raise UsageError("--dag-dir goes with a FILE.onnx: each part of a package has a document of its own")
         if package and not self.tags.documents:

@@ -111,6 +111,8 @@ def export_package(
     model_folder = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
     options.check_together(package=True)
+    if options.capture.dynamic is False:
+        raise UsageError("the axes of a package are dynamic: fix those of a part that you name, Part(dynamic=False)")
     model = as_module(model)
     check_package_folder(folder, [] if model_folder is None else [model_folder])
     with stages("parts"):

@@ -356,9 +356,36 @@ def test_transposed_weights_of_one_name_in_two_branches_stay_apart(tmp_path: Pat
 def test_scales_of_channels_are_refused_where_no_operator_takes_them(tmp_path: Path) -> None:
     text = 'g (float[1,2] x) => (float[1,2] y) <float[2,2] "a.w" = {1, 2, 3, 4}> { ["/a/MatMul"] y = MatMul(x, "a.w") }'
     file, data = written(tmp_path / "file.onnx", text, 12), [{"x": np.ones((1, 2), np.float32)}]
-    with pytest.raises(UsageError, match="the file has 12: give int8-static:per_channel=false"):
+    with pytest.raises(UsageError, match=r"^a: a scale .* the file has 12: give int8-static:per_channel=false"):
         modelexport.quantize(file, tmp_path / "out.onnx", to="int8-static", data=data)
     assert modelexport.quantize(file, tmp_path / "out.onnx", to="int8-static:per_channel=false", data=data).changed
+
+
+def test_a_table_that_needs_newer_operators_stays_as_it_is(tmp_path: Path) -> None:
+    text = 'g (int64[2] x) => (float[2,32] y) { ["/table/Gather"] y = Gather(table, x) }'
+    file, model = tmp_path / "file.onnx", onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model.graph.initializer.append(numpy_helper.from_array(numbers(8, 32), "table"))
+    onnx.save(model, file)
+    (line,) = modelexport.quantize(file, tmp_path / "q.onnx", to="int4:embeddings=true").joined
+    assert line.endswith("can write, from opset 21 (the file has 17): it stays as it is")
+
+
+def test_a_weight_that_is_zero_in_half_precision_stays_in_float32(tmp_path: Path) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "/layer/MatMul")
+    file = adopted(tmp_path, [node], {"w": numbers(32, 32) * np.float32(1e-12)})
+    written = modelexport.quantize(file, tmp_path / "h.onnx", to="float16").joined
+    assert written == ["layer: a weight of /layer/MatMul is below the range of float16: it stays as it is"]
+
+
+@pytest.mark.parametrize("method", ["float16", "int8-dynamic"])
+def test_a_transposed_weight_that_is_an_output_stays_one(method: str, tmp_path: Path) -> None:
+    text = "g (float[1,4,32] x) => (float[1,4,32] y, float[32,32] t) { t = Transpose(w) y = MatMul(x, t) }"
+    file, model = tmp_path / "file.onnx", onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model.graph.initializer.append(numpy_helper.from_array(weight := numbers(32, 32), "w"))
+    onnx.save(model, file)
+    modelexport.quantize(file, tmp_path / "q.onnx", to=method)
+    session = onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(["t"], {"x": X})[0], weight.T)
 
 
 def test_outputs_that_nothing_uses_have_the_type_that_their_operator_gives_them(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from ml_dtypes import bfloat16
@@ -16,6 +17,8 @@ from torch import nn
 
 import modelexport
 from modelexport.errors import CheckError, InputsError, UsageError
+from modelexport.files.map_types import model_of
+from modelexport.files.protobuf_writing import to_proto
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged
@@ -100,10 +103,10 @@ FAULTS: dict[str, tuple[str, str, Change]] = {
 def test_what_a_quantizer_writes_wrong_is_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to, ending, change = FAULTS[fault]
 
-    def spoiled(*arguments: Any) -> onnx.ModelProto:
-        made = apply_method(*arguments)
+    def spoiled(*arguments: Any) -> ir.Model:
+        made = to_proto(apply_method(*arguments), {})
         changed(made, ending, change)
-        return made
+        return model_of(made)
 
     file = gemm(tmp_path)
     monkeypatch.setattr(quantize, "apply_method", spoiled)
@@ -129,11 +132,11 @@ def test_a_scale_of_another_activation_is_refused(tmp_path: Path, monkeypatch: p
     nodes = [helper.make_node("MatMul", [f"x{i}", "w"], [f"y{i}"], f"/dense{i}/MatMul") for i in range(2)]
     file = adopted(tmp_path, nodes, w=DRAW.standard_normal((64, 64)))
 
-    def spoiled(*arguments: Any) -> onnx.ModelProto:
-        made = apply_method(*arguments)
+    def spoiled(*arguments: Any) -> ir.Model:
+        made = to_proto(apply_method(*arguments), {})
         factors = [node for node in made.graph.node if node.name.endswith("_quant_scales_mul")]
         factors[0].input[0] = factors[1].input[0]
-        return made
+        return model_of(made)
 
     monkeypatch.setattr(quantize, "apply_method", spoiled)
     with pytest.raises(CheckError, match=r"^dense0: "):
@@ -325,6 +328,15 @@ RIGHT: dict[str, Case] = {
         {"w": normal(64, 64), "b": normal(64)},
         {"x": np.zeros((4, 64), np.float32)},
     ),
+    "a value elsewhere that is not a number": (
+        "int8-static",
+        [
+            helper.make_node("Log", ["x"], ["y"], "/log/Log"),
+            helper.make_node("MatMul", ["x", "w"], ["y_product"], "/layer/MatMul"),
+        ],
+        {"w": normal(64, 64)},
+        DATA[0],
+    ),
     "a clip to numbers without the zero": (
         "int8-static:operators=all",
         [
@@ -348,12 +360,15 @@ def test_what_is_right_is_written(case: str, tmp_path: Path) -> None:
     assert (found.shape, is_near) == (right.shape, True)
 
 
-NOT_FINITE = "a weight of /layer/MatMul has no numbers, or some are not finite"
+NOT_FINITE = (
+    "a weight of /layer/MatMul has no numbers, or some are not finite or beyond half of the range of their type"
+)
 ODD = "a weight of /layer/MatMul has an odd number of blocks, 3, which k_quant cannot write (algorithm=rtn can)"
 BFLOAT16 = "a weight of /layer/MatMul is in bfloat16, which the library cannot read for {} (algorithm=rtn can)"
 LEFT: dict[str, tuple[str, np.ndarray, str]] = {
     "infinities": ("int8-dynamic", np.full((64, 64), np.inf), NOT_FINITE),
     "no numbers": ("int8-dynamic", np.full((64, 64), np.nan), NOT_FINITE),
+    "the largest numbers": ("int4", np.full((64, 64), 3e38), NOT_FINITE),
     "an empty axis": ("int8-dynamic", np.zeros((64, 0)), NOT_FINITE),
     "an odd number of blocks": ("int4:algorithm=k_quant", normal(70, 32), ODD),
     "bfloat16 and k_quant": (
@@ -397,14 +412,15 @@ def test_a_table_of_which_no_product_has_the_codes_stays_as_it_is(
     nodes = [TIED[0], helper.make_node("Gemm", ["rows", head], ["y"], "/head/Gemm", transB=1)]
     file = adopted(tmp_path, nodes, TensorProto.INT64, w=normal(50, columns), v=normal(50, columns))
     written = modelexport.quantize(file, tmp_path / "q.onnx", to=to)
-    assert written.joined == [f"{TABLE}, which only int4:algorithm=rtn can write: it stays as it is"]
+    why = "which only int4:algorithm=rtn can write, from opset 21 (the file has 21)"
+    assert written.joined == [f"{TABLE}, {why}: it stays as it is"]
 
 
 @pytest.mark.filterwarnings("error")
-def test_weights_at_the_end_of_the_range_of_float32_are_refused_in_words(tmp_path: Path) -> None:
-    file = adopted(tmp_path, one("MatMul", "x", "w"), w=np.full((64, 64), 3e38))
+def test_results_beyond_the_range_of_float32_are_refused_in_words(tmp_path: Path) -> None:
+    file = adopted(tmp_path, one("MatMul", "x", "w"), w=np.full((64, 64), 1e38))
     with pytest.raises(CheckError, match=r"^layer: .* \(weights or data are so large that results are not finite\);"):
-        modelexport.quantize(file, tmp_path / "q.onnx", to="int4")
+        modelexport.quantize(file, tmp_path / "q.onnx", to="int8-static", data=DATA)
 
 
 @pytest.fixture(params=["infinities", "an odd number of blocks"])
@@ -431,6 +447,13 @@ def test_sensitivity_says_why_it_has_no_module(tmp_path: Path) -> None:
     file = adopted(tmp_path, one("MatMul", "x", "w"), w=np.full((64, 64), np.inf))
     with pytest.raises(UsageError, match=f"has no module that int8-dynamic can quantize: layer: {NOT_FINITE}"):
         sensitivity(file, to="int8-dynamic", data=DATA)
+
+
+def test_a_product_with_a_name_that_the_library_gives_is_refused_in_words(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["w_Q4"], "/layer/MatMul"), *one("MatMul", "w_Q4", "v")]
+    file = adopted(tmp_path, nodes, w=normal(64, 64), v=normal(64, 64))
+    with pytest.raises(UsageError, match=r"^layer: ONNX Runtime cannot quantize it to int4: keep .*: Graph contains a"):
+        modelexport.quantize(file, tmp_path / "q.onnx", to="int4")
 
 
 def test_a_library_that_fails_is_told_with_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

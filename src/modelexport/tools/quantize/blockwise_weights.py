@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
+TABLES_SINCE = 21
+"""The version of ONNX's operators from which the library quantizes tables."""
+
 
 def quantize_blockwise(
     model: onnx.ModelProto,
@@ -35,9 +38,10 @@ def quantize_blockwise(
     alone = (
         embeddings
         and algorithm == "rtn"
+        and any(each.version >= TABLES_SINCE for each in whole.model.opset_import if not each.domain)
         and any(node.op_type == "Gather" and node.name not in tied for node in whole.model.graph.node)
     )
-    operators = ("MatMul", "Gather") if alone else ("MatMul",)  # the library needs opset 21 for these
+    operators = ("MatMul", "Gather") if alone else ("MatMul",)
     config: library.WeightOnlyQuantConfig
     if algorithm == "rtn":
         config = library.DefaultWeightOnlyQuantConfig(

@@ -23,7 +23,8 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import reason_of, suggest
-from modelexport.errors import ModelExportError, UsageError
+from modelexport.errors import UsageError
+from modelexport.files.map_types import model_of
 from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
@@ -135,9 +136,7 @@ def _value(where: str, default: Option, text: str, choices: tuple[str, ...] | No
     return int(text) if isinstance(default, int) else text
 
 
-def apply_method(
-    model: onnx.ModelProto, method: Method, ranges: Path | None = None, of: str = "the model"
-) -> onnx.ModelProto:
+def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = None, of: str = "the model") -> ir.Model:
     """Quantize every node of a model that a method can quantize; the names of its inputs and outputs are unchanged.
 
     Args:
@@ -149,9 +148,10 @@ def apply_method(
         with collected(), _quiet():
             if method.row.largest is None:
                 transpose_weights(model)
-            return method.row.apply(model, method, ranges)
-    except ModelExportError:
-        raise
+            made = model_of(method.row.apply(model, method, ranges))
+        made.graph.sort()  # some libraries append new nodes at the end
+    except UsageError as error:
+        raise UsageError(f"{of}: {error}") from error
     except ImportError as error:
         raise UsageError(missing_extra(error) or f"{method} needs another package ({error})") from error
     except Exception as error:  # whatever the library raises
@@ -159,6 +159,7 @@ def apply_method(
             f"{of}: ONNX Runtime cannot quantize it to {method}: keep the module with --keep NAME, or choose another "
             f"method (the library says: {reason_of(error)})"
         ) from error
+    return made
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
@@ -238,8 +239,7 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
     for method, nodes in _nodes_by_method(copy, assignment):
         region = Region.of(nodes)
         cut = cut_for_quantizer(copy, region)
-        changed = model_of(apply_method(cut, method, ranges, calls_text(nodes)))
-        changed.graph.sort()  # some libraries append new nodes at the end
+        changed = apply_method(cut, method, ranges, calls_text(nodes))
         if method.row.largest is None:
             if not any(map(is_quantized, changed.graph)):
                 continue  # only the form of its products has changed
@@ -290,7 +290,11 @@ def calibrate(model: ir.Model, data: RunInputs, folder: Path) -> Path:
             use_external_data_format=(folder / "calibrated.onnx.data").exists(),
         )
         calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
-        save_tensors_data(calibrator.compute_data(), ranges)
+        measured = calibrator.compute_data()
+        for values in measured.values():  # the library fails if any value of the model is not a number
+            values.lowest = np.where(np.isnan(values.lowest), np.float32(-np.inf), values.lowest)
+            values.highest = np.where(np.isnan(values.highest), np.float32(np.inf), values.highest)
+        save_tensors_data(measured, ranges)
     return ranges
 
 

@@ -106,7 +106,7 @@ class QuantizedRegions:
             if weight_behind(value) is not None:
                 self._drop(value)
         for value in (value for value in weights if value not in equal):
-            if (value.name or "") in there:  # a kept node uses the one that has the name
+            if value.name in {*there, *self._there}:  # a kept node uses what has the name
                 value.name = f"{value.name}.{str(value.dtype).lower()}"
             self._model.graph.register_initializer(value)
 

@@ -18,6 +18,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.weighted_operators import WEIGHTED, summed_axis
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
+from modelexport.tools.quantize.blockwise_weights import TABLES_SINCE
 from modelexport.tools.quantize.equal_method_groups import find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tools.quantize.weights_behind import weight_behind, weights_behind
@@ -246,11 +247,13 @@ def _obstacle(method: Method, node: ir.Node) -> str:
     weights = [weight for value in taken if value is not None for weight in weights_behind(value) or [value]]
     tensors = [tensor for weight in weights if (tensor := ir.convenience.get_const_tensor(weight)) is not None]
     floats = [tensor for tensor in tensors if tensor.dtype.is_floating_point()]
-    if (largest := method.row.largest) is not None:
-        beyond = any(reach(tensor.numpy()) > largest for tensor in floats)
-        return f"is beyond the range of {method}" if beyond else ""
-    if any(not tensor.size or not np.isfinite(tensor.numpy()).all() for tensor in floats):
-        return "has no numbers, or some are not finite"
+    if method.row.largest is not None:
+        matrices = [tensor for tensor in floats if row is not None and len(tensor.shape) > 1]
+        above = any(reach(tensor.numpy()) > method.row.largest for tensor in floats)
+        below = any(0 < reach(tensor.numpy()) < float(np.finfo(np.float16).smallest_normal) for tensor in matrices)
+        return f"is {'beyond' if above else 'below'} the range of {method}" if above or below else ""
+    if any(not tensor.size or not _fits_twice(tensor.numpy()) for tensor in floats):
+        return "has no numbers, or some are not finite or beyond half of the range of their type"
     algorithm = method.option("algorithm") if "algorithm" in method.row.options else "rtn"
     if row is None or algorithm == "rtn" or node.op_type not in (method.row.operators or ()):
         return _obstacle_of_table(method, node) if node.op_type == "Gather" and floats else ""
@@ -265,15 +268,27 @@ def _obstacle(method: Method, node: ir.Node) -> str:
     return ""
 
 
+def _fits_twice(array: np.ndarray) -> bool:
+    """Whether their type has numbers of twice the size: quantizers subtract the smallest number from the largest."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(array.dtype.type(2) * max(array.max(), -array.min())))
+
+
 def _obstacle_of_table(method: Method, table: ir.Node) -> str:
     """Why a method cannot store the table of a ``Gather``: it shares the codes of a product, or the library cannot
     write it."""
-    how, rows = {name: method.option(name) for name in method.row.options}, table.inputs[0]
-    if rows is None or not how.get("embeddings") or (method.row.bits == 4 and how["algorithm"] == "rtn"):
+    how, rows, graph = {name: method.option(name) for name in method.row.options}, table.inputs[0], table.graph
+    if rows is None or graph is None or not how.get("embeddings"):
         return ""
-    products = [each for each in table.graph or () if each.op_type in (method.row.operators or ())]
+    version = graph.opset_imports[""]
+    if method.row.bits == 4 and how["algorithm"] == "rtn" and version >= TABLES_SINCE:
+        return ""
+    products = [each for each in graph if each.op_type in (method.row.operators or ())]
     same = [each for each in products if weights_behind(each.inputs[1]) == weights_behind(rows)]
     is_whole = rows.shape is not None and rows.shape.numpy()[-1] % how["block"] == 0
     if is_whole and any(not _obstacle(method, each) for each in same):
         return ""
-    return "is a table that no product has in whole blocks, which only int4:algorithm=rtn can write"
+    return (
+        "is a table that no product has in whole blocks, which only int4:algorithm=rtn can write, from opset "
+        f"{TABLES_SINCE} (the file has {version})"
+    )

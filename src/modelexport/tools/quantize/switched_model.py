@@ -19,7 +19,6 @@ import onnx_ir as ir
 from modelexport.core.text import suggest
 from modelexport.core.timed_stages import with_progress
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import calls_text, owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
@@ -110,7 +109,7 @@ class SwitchableSession:
                         held[method] |= float_weights
                         continue
                     cut = cut_for_quantizer(model, Region.of([node]))
-                    quantized = model_of(apply_method(cut, method, ranges, calls_text([node])))
+                    quantized = apply_method(cut, method, ranges, calls_text([node]))
                     import_operators(model, quantized)
                     held[method] |= _sizes(quantized.graph.initializers.values())
                     branches.append((_switch(index, method), quantized))
@@ -230,7 +229,6 @@ def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]
 def _branch(graph: ir.Graph, node: ir.Node, quantized: ir.Model, live: Sequence[ir.Value], switch: str) -> ir.Graph:
     """A quantized model as a branch that takes its inputs from the graph around it, where its weights are put, too."""
     branch = quantized.graph
-    branch.sort()  # some libraries append new nodes at the end
     results = {value.name: value for value in branch.outputs}
     branch.outputs[:] = [results[value.name] for value in live]
     taken = {value.name: value for value in node.inputs if value is not None}

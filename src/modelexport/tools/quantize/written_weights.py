@@ -155,7 +155,7 @@ class _Comparison:
                 right, made, *near = (np.clip(each, *self._range(end)) for each in (right, made, *near))
         moves = [each - right for each in near]
         error = made - right
-        if not all(np.isfinite(each).all() for each in (slack, error, *moves)):
+        if not all(np.isfinite(each).all() for each in (slack + step, error, *moves)):
             raise ValueError("weights or data are so large that results are not finite")
         largest = _largest_error(error, moves, slack + step, channels)
         if step and one_by_one and data.dtype.is_floating_point():  # errors of weights add up to one of the step
