@@ -20,10 +20,10 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
 from modelexport.lineage.matching import by_inputs_of_fused_nodes
 from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
-from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
+from modelexport.lineage.matching.by_removed_neighbors import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.matching_state import Matching
 from modelexport.lineage.matching.original_names import OriginalNames
 from modelexport.lineage.owners_by_matching import WALKS, Matcher, Walk, trace_owners

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from modelexport.format.documents import Hierarchy
     from modelexport.weights.linked_copied_embedded import WeightsSummary
 
-_MOST = 6
+_SHOWN_VALUES = 6
 """How many inputs or outputs are shown."""
 
 
@@ -57,7 +57,10 @@ def format_export(result: ExportResult, page: Path | None = None) -> str:
 
 def format_interface(hierarchy: Hierarchy) -> list[str]:
     """A line for the inputs and one for the outputs, with their types and sizes."""
-    return [f"  in   {first_few(hierarchy.inputs, _MOST)}", f"  out  {first_few(hierarchy.outputs, _MOST)}"]
+    return [
+        f"  in   {first_few(hierarchy.inputs, _SHOWN_VALUES)}",
+        f"  out  {first_few(hierarchy.outputs, _SHOWN_VALUES)}",
+    ]
 
 
 def _next_steps(result: ExportResult, page: Path | None) -> str:

@@ -10,7 +10,7 @@ from modelexport.core.selectors import find_call
 from modelexport.core.text import short_repr
 
 Rows = Iterable[Sequence[object]]
-_MOST = 50
+_SHOWN_ROWS = 50
 """Rows of a table in a notebook."""
 
 
@@ -26,8 +26,8 @@ class Shown:
 
     def _repr_html_(self) -> str:
         first, *rows = [*self._table()] or [()]
-        lines = [_row("th", first), *(_row("td", row) for row in rows[:_MOST])] if rows else []
-        more = f"<div>{len(rows) - _MOST:,} more</div>" if len(rows) > _MOST else ""
+        lines = [_row("th", first), *(_row("td", row) for row in rows[:_SHOWN_ROWS])] if rows else []
+        more = f"<div>{len(rows) - _SHOWN_ROWS:,} more</div>" if len(rows) > _SHOWN_ROWS else ""
         return f"<div><code>{html.escape(repr(self))}</code><table>{''.join(lines)}</table>{more}</div>"
 
 

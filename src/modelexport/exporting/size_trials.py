@@ -29,6 +29,7 @@ class SizeTrials:
 
     def _run(self, sizes: Mapping[str, int]) -> Tried | None:
         from modelexport.pytorch.inputs.other_sizes import (
+            LARGEST_TRIED,
             symbol_sizes,
             too_large,
             with_sizes,
@@ -38,7 +39,7 @@ class SizeTrials:
 
         model = self._sides.tagged.model
         before = symbol_sizes(self._inputs, model)
-        if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
+        if any(size > max(LARGEST_TRIED, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
             return None
         if too_large(self._inputs, model, sizes):
             return None
@@ -65,7 +66,3 @@ class SizeTrials:
                 return Tried("differ" if fault else "agree", fault)
             except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
                 return Tried("not compared")
-
-
-_LARGEST = 1100
-"""The largest size of an axis in a run, unless twice that of the example is larger."""

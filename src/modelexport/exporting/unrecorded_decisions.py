@@ -86,7 +86,7 @@ class UnrecordedDecisions:
                     yield sizes, result
             cover = CoveringSizes(self.sizes, fits, known)
             limits = (sizes for sizes in limits_of(conditions, self.sizes) if fits(sizes, ()) == sizes)
-            for sizes in chain(cover, limits, islice(self._small(within, fits), _MOST)):
+            for sizes in chain(cover, limits, islice(self._small(within, fits), _MOST_SMALL_RUNS)):
                 result = self.run(sizes) if sizes not in self.accepted else None
                 if result is not None and result.status != "not compared":
                     self.accepted.append(sizes)
@@ -100,7 +100,7 @@ class UnrecordedDecisions:
         deciding = {name for each in conditions if not EQUAL.fullmatch(each.formula) for name in each.symbols}
         pairs = [pair for pair in combinations(self.sizes, 2) if not deciding.isdisjoint(pair)]
         for some in sorted(pairs, key=lambda pair: -len(deciding.intersection(pair))):
-            for sizes in product(range(1, _SMALL + 1), repeat=2):
+            for sizes in product(range(1, _LARGEST_SMALL_SIZE + 1), repeat=2):
                 wanted = {**self.sizes, **dict(zip(some, sizes, strict=True))}
                 if fits(wanted, ()) is not None:
                     yield wanted
@@ -180,7 +180,7 @@ class UnrecordedDecisions:
         return SizeCondition(formula) if formula else None
 
 
-_SMALL, _MOST = 6, 72
+_LARGEST_SMALL_SIZE, _MOST_SMALL_RUNS = 6, 72
 """The largest of the small sizes that are all tried for pairs of deciding axes, and the most runs of this kind."""
 
 

@@ -42,13 +42,13 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 def _near(path: Path) -> str:
     """``; did you mean ...?`` with files of the folder that have a name like this."""
     with contextlib.suppress(OSError, ValueError):
-        return suggest(path.name, [near.name for near in islice(path.parent.glob(f"*{path.suffix}"), _MOST)])
+        return suggest(path.name, [near.name for near in islice(path.parent.glob(f"*{path.suffix}"), _MOST_FILES)])
     return ""
 
 
 _MODEL = re.compile(rf"{BERT_TINY}|(.+\.py|[a-zA-Z_]\w+(\.\w+)*):[a-zA-Z_]\w*")
 """The built-in model, or a factory in a file or an installed module."""
-_MOST = 200
+_MOST_FILES = 200
 """Files of a folder that are looked at for a name."""
 
 

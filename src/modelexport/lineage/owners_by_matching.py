@@ -26,10 +26,10 @@ from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.derived_and_inferred_owners import LostCalls, complete_owners, owner_of_replaced
 from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
-from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
+from modelexport.lineage.matching.by_removed_neighbors import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.matching_state import REGION, Matching
 
 Matcher = Callable[[Matching, ir.Node], None]

@@ -45,7 +45,7 @@ from modelexport.graph.properties import (
 )
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import branches_named_apart, free_name, name_nodes_apart, name_values_apart
-from modelexport.lineage.entries_by_matching import Inheritance, inherited
+from modelexport.lineage.entries_of_changed_files import Inheritance, inherited
 from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.documents.encoded_documents import documents_after

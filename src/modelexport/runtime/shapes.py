@@ -29,7 +29,7 @@ from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_symbols import rename_sizes
 
-_LARGEST = 10**SIZE_DIGITS
+_SIZE_LIMIT = 10**SIZE_DIGITS
 _LARGE = 1024
 """The number of elements from which an initializer is not taken for a size."""
 
@@ -95,7 +95,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
 
     def keep(name: str, dims: Sequence[int | str]) -> None:
         shape = tuple(size for size in map(number, dims) if size is not None)
-        if len(shape) == len(dims) and 0 <= elements(shape) < _LARGEST:  # figures of larger ones are not numbers
+        if len(shape) == len(dims) and 0 <= elements(shape) < _SIZE_LIMIT:  # figures of larger ones are not numbers
             known.setdefault(name, shape)
 
     for value in [*values, *initial]:
@@ -153,7 +153,7 @@ def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
         return sizes[text]
     try:
         size = _number(_parsed(text), sizes)
-        return int(size) if size == int(size) and 0 <= size < _LARGEST else None
+        return int(size) if size == int(size) and 0 <= size < _SIZE_LIMIT else None
     except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError, RecursionError):
         return None
 
@@ -176,7 +176,7 @@ def _number(tree: ast.expr, sizes: Mapping[str, int]) -> Fraction:
 
 def _power(base: Fraction, exponent: Fraction) -> Any:
     """A power, unless it would be a number that fills the memory."""
-    if abs(exponent) > SIZE_DIGITS or abs(base) >= _LARGEST:
+    if abs(exponent) > SIZE_DIGITS or abs(base) >= _SIZE_LIMIT:
         raise OverflowError("a power that is not a size")
     return base**exponent
 

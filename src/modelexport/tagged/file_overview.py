@@ -12,7 +12,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import stored_tensors
 from modelexport.tagged.file import TaggedFile
 
-_LARGEST = 10
+_LISTED_PARAMETERS = 10
 """The number of parameters that are listed by name."""
 
 
@@ -52,7 +52,7 @@ def overview(tagged: TaggedFile) -> FileOverview:
         parameter_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         largest={
             name: (f"{dtype_name(tensor.dtype)}{list(tensor.shape.numpy())}", tensor.nbytes)
-            for name, tensor in list(tensors.items())[:_LARGEST]
+            for name, tensor in list(tensors.items())[:_LISTED_PARAMETERS]
         },
     )
 

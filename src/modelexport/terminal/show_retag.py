@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from modelexport.traces.array_differences import Difference
 
 
-_MOST = 20
+_LISTED = 20
 """Lines of one kind."""
 
 
@@ -25,13 +25,13 @@ def format_retag(report: RetagReport) -> str:
     for title, nodes in (("contain operations of several", report.fused), ("are between several", report.unclear)):
         if nodes:
             lines += ["", f"{plural(len(nodes), 'node')} that {title} calls:"]
-            rows = [(f"  {n.op_type}", n.name, first_few(n.calls, 4)) for n in nodes[:_MOST]]
-            lines += [align(rows), *rest_of(nodes, _MOST)]
+            rows = [(f"  {n.op_type}", n.name, first_few(n.calls, 4)) for n in nodes[:_LISTED]]
+            lines += [align(rows), *rest_of(nodes, _LISTED)]
     if report.initializers:
         count = plural(len(report.initializers), "initializer")
         lines += ["", f"{count} that may come from any of these parameters:"]
-        lines += [f"  {changed.name}: {', '.join(changed.parameter)}" for changed in report.initializers[:_MOST]]
-        lines += rest_of(report.initializers, _MOST)
+        lines += [f"  {changed.name}: {', '.join(changed.parameter)}" for changed in report.initializers[:_LISTED]]
+        lines += rest_of(report.initializers, _LISTED)
     lines.append("")
     if report.unrecorded:
         count = plural(report.unrecorded, "initializer")

@@ -9,7 +9,7 @@ import numpy as np
 
 _IN_MEMORY = 1 << 28
 """The bytes that are kept in memory."""
-_SMALL = 1 << 16
+_ALWAYS_IN_MEMORY = 1 << 16
 """Arrays of fewer bytes are always kept in memory."""
 
 
@@ -23,7 +23,7 @@ class KeptArrays:
     def copy(self, array: Any) -> Any:
         """A copy of an array, which is only read if it is in the file."""
         self._bytes += array.nbytes
-        if array.nbytes < _SMALL or self._bytes <= _IN_MEMORY:
+        if array.nbytes < _ALWAYS_IN_MEMORY or self._bytes <= _IN_MEMORY:
             return array.copy()
         if self._file is None:
             self._file = TemporaryFile()  # noqa: SIM115 - it is deleted with the last array that is in it

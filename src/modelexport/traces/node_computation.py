@@ -20,7 +20,7 @@ from modelexport.traces.numpy_kernels import KERNELS
 from modelexport.traces.tolerances import INFINITE, UNITS
 from modelexport.weights.recorded_transforms import widen_attributes
 
-_FEW = 8
+_KERNEL_ROUNDINGS = 8
 """How many units of roundoff a kernel of a runtime is off by."""
 _WIDENED = {
     "float64": (ir.DataType.FLOAT,),
@@ -220,4 +220,4 @@ class NodeComputation:
     def _nudged_result(self, array: Any) -> Any:
         if not self._nudge or array is None or array.dtype.kind != "f":
             return array
-        return nudge(array.astype(np.float64), _FEW * self._nudge, _generator())
+        return nudge(array.astype(np.float64), _KERNEL_ROUNDINGS * self._nudge, _generator())

@@ -61,7 +61,7 @@ def false_claims(
         tree: The modules of the model, if it is available.
         entries: The keys of the model's entries, if it is available.
     """
-    right = _Right(tagged, sidecar, matches, tree)
+    right = _Expected(tagged, sidecar, matches, tree)
     hierarchy, dag, operations = (tagged.path.with_suffix(suffix) for suffix in keys.DESCRIBING_SUFFIXES)
     checks: list[tuple[str, Callable[[], Tables]]] = [
         ("metadata", right.metadata),
@@ -137,7 +137,7 @@ _NAMED_BY = {**dict.fromkeys((*_SIDES, "nodes", "initializers"), "name"), "modul
 
 
 @dataclass(frozen=True)
-class _Right:
+class _Expected:
     """What documents and metadata should say."""
 
     tagged: TaggedFile

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_LARGEST = 64
+_MOST_ROWS = 64
 """Rows of a matrix that is worked on row by row: each is about ten nodes."""
 
 
@@ -145,9 +145,9 @@ def distances_within(self: Any, p: float = 2.0) -> Any:
 
 def _size(matrix: Any) -> int:
     size = matrix.shape[-1]
-    if not isinstance(size, int) or size > _LARGEST:
+    if not isinstance(size, int) or size > _MOST_ROWS:
         raise ValueError(
-            f"linear algebra of matrices of {size} rows: up to {_LARGEST}, and a fixed number, are exported"
+            f"linear algebra of matrices of {size} rows: up to {_MOST_ROWS}, and a fixed number, are exported"
         )
     return size
 

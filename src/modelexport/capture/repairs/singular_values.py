@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_LARGEST = 24
+_COLUMNS = 24
 """Columns of a matrix: each step is about 25 nodes, and there are ``_SWEEPS`` times as many steps as columns."""
 _SWEEPS = 8
 
@@ -71,9 +71,9 @@ def _orthogonal(matrix: Any) -> tuple[Any, Any]:
         ValueError: The matrix is too large, complex, or has a dynamic axis.
     """
     rows, columns = matrix.shape[-2:]
-    if not isinstance(columns, int) or columns > _LARGEST or matrix.is_complex():
+    if not isinstance(columns, int) or columns > _COLUMNS or matrix.is_complex():
         raise ValueError(
-            f"singular values and eigenvalues of {columns} columns: up to {_LARGEST}, and a fixed number, are exported"
+            f"singular values and eigenvalues of {columns} columns: up to {_COLUMNS}, and a fixed number, are exported"
         )
     unit = torch.eye(columns, dtype=matrix.dtype).expand(*matrix.shape[:-2], columns, columns)
     both = torch.cat([matrix, unit], dim=-2)

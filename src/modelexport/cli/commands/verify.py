@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other:
+class ComparedWith:
     """What FILE is compared with; without MODEL and results, the values that `export --reference` stored"""
 
     model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL", file="read")
@@ -106,7 +106,7 @@ def verify(
     file: Path = FILE,
     inputs: Path | None = INPUTS,
     *,
-    other: Other,
+    other: ComparedWith,
     extent: Extent,
     on_device: OnDevice,
     measured: CalibrationData,
@@ -150,7 +150,7 @@ def verify(
 
 def _check_options(
     file: Path,
-    other: Other,
+    other: ComparedWith,
     inputs: Path | None,
     extent: Extent,
     on_device: OnDevice,
@@ -187,7 +187,7 @@ def _check_options(
 
 
 def _on_device(
-    file: Path, other: Other, inputs: Path | None, on_device: OnDevice, extent: Extent, seed: int
+    file: Path, other: ComparedWith, inputs: Path | None, on_device: OnDevice, extent: Extent, seed: int
 ) -> tuple[DeviceReport, str, Table]:
     """The report of a file on a device of this machine, or where its kit was run, its text, and where nodes run."""
     from modelexport.runtime.runner_process import LIMIT

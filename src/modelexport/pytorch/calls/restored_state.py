@@ -26,7 +26,7 @@ from modelexport.pytorch.private_torch import FakeTensor
 _DEPTH = 6
 """The depth to which containers and objects inside a module's attributes are followed."""
 
-_LARGEST = 100_000
+_LONGEST_CONTAINER = 100_000
 """Entries of the largest container that is saved: a longer one is a table, not state."""
 
 _FOLLOWED = (nn.Module, dict, list, set, deque, tuple)
@@ -112,7 +112,7 @@ class KeptState:
             return  # handled separately, or not a part of the model
         inside: list[Any] = []
         if isinstance(value, (dict, list, set, deque)):
-            if len(value) > _LARGEST:
+            if len(value) > _LONGEST_CONTAINER:
                 return
             self._seen.add(id(value))
             if isinstance(value, dict):
@@ -122,7 +122,7 @@ class KeptState:
                 self._containers.append((value, list(_builtin_iter(value))))
                 inside += self._containers[-1][1]
         elif isinstance(value, tuple):
-            inside += value if len(value) <= _LARGEST else ()
+            inside += value if len(value) <= _LONGEST_CONTAINER else ()
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict:
             self._seen.add(id(value))

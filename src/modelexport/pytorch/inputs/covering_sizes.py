@@ -70,7 +70,7 @@ class CoveringSizes:
         return [symbol for symbol in self._example if symbol not in self._changed]
 
     def __iter__(self) -> Iterator[dict[str, int]]:
-        yield from islice(self._useful(), _MOST)
+        yield from islice(self._useful(), _MOST_PROPOSED)
 
     def _useful(self) -> Iterator[dict[str, int]]:
         for proposed in self._proposals():
@@ -129,7 +129,7 @@ def _of_all(example: Sizes) -> Iterator[Sizes]:
     yield {symbol: max(size - max(size // 5, 1), 1) for symbol, size in example.items()}
 
 
-_MOST = 32
+_MOST_PROPOSED = 32
 """How many sizes are proposed, most of which a model refuses if it refuses the first ones."""
 
 
@@ -148,10 +148,10 @@ def _up_from(first: int, but: int) -> Iterator[int]:
 
 def _above(size: int) -> Iterator[int]:
     """Larger sizes, the first of them odd: what rounds, or is as long as the example, shows with these."""
-    return _up_from((size + 1 if size < _FEW else larger(size)) | 1, size)
+    return _up_from((size + 1 if size < _SMALL_SIZE else larger(size)) | 1, size)
 
 
-_FEW = 4
+_SMALL_SIZE = 4
 """Below this, a size grows by one or two: batches mostly, whose rows are alike."""
 
 

@@ -174,12 +174,12 @@ def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inpu
         wanted.append((f"{symbol} = {sizes[symbol]}", sizes))
     for what, sizes in dict(wanted).items():
         largest = max(sizes.values(), default=0)
-        if not broken(conditions, sizes) and sizes != before and largest <= max(_LARGEST, *before.values()):
+        if not broken(conditions, sizes) and sizes != before and largest <= max(LARGEST_TRIED, *before.values()):
             yield what, with_sizes(inputs, model, sizes)
 
 
-_LARGEST = 1100
-"""The largest size that is tried at the limit of a condition."""
+LARGEST_TRIED = 1100
+"""The largest size of an axis that is tried, unless that of the example is larger."""
 
 
 def symbol_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:

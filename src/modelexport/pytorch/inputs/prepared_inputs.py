@@ -30,7 +30,7 @@ from modelexport.pytorch.pretrained import is_pretrained
 
 AUTO = "auto"
 """A word in the place of an argument's name: all arguments that must be constants for a capture."""
-_SHOWN = 60
+_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -164,4 +164,4 @@ def _shown(value: object) -> str:
         text = repr(value)
     else:
         text = getattr(value, "__name__", type(value).__name__)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

@@ -356,7 +356,7 @@ class _Operations(OperationMode):
 
     def _wide_argument(self, value: Any) -> Any:
         if type(value) is float and self._rounds and value not in self._items:
-            return torch.tensor(value, dtype=torch.float32).item() if abs(value) < _LARGEST else value
+            return torch.tensor(value, dtype=torch.float32).item() if abs(value) < _FLOAT32_MAX else value
         if isinstance(value, torch.dtype):
             narrower = value in HALF and value is not self._recording.own
             return value if narrower else _WIDE.get(value, value)  # a conversion to a narrower type rounds
@@ -372,7 +372,7 @@ class _Operations(OperationMode):
         return half_type(tensor_leaves(args))
 
 
-_LARGEST = torch.finfo(torch.float32).max
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def _is_of_integers(args: Any, output: Any) -> bool:

@@ -24,7 +24,7 @@ def with_other_answers(model: nn.Module, inputs: Inputs, kept: Collection[str] =
         kept: The names of tensors that stay as they are: the file has their values.
     """
     seen = set(answers_of_run(model, inputs) or ())
-    for what, other in islice(_candidates(inputs, kept), _MOST):
+    for what, other in islice(_candidates(inputs, kept), _MOST_RUNS):
         if all((site, not answer) in seen for site, answer in seen):
             return
         if new := (answers_of_run(model, other) or frozenset()) - seen:
@@ -32,7 +32,7 @@ def with_other_answers(model: nn.Module, inputs: Inputs, kept: Collection[str] =
             yield f"{what}, with which the model decides otherwise", other
 
 
-_MOST = 96
+_MOST_RUNS = 96
 """How many inputs a model runs with, at most, to get its other answers."""
 _ROWS, _DRAWN = 8, 64
 

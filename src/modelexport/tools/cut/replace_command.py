@@ -21,7 +21,7 @@ Body = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instead:
+class Substitution:
     """What the modules are replaced by: one of --with, --with-op and --with-identity"""
 
     model: Path | None = option(
@@ -62,7 +62,7 @@ def replace(
     modules: Sequence[str] = argument(..., "Modules: addresses, globs, tags, class:NAME.", metavar="SELECTOR"),
     output: Path = OUTPUT,
     *,
-    instead: Instead,
+    instead: Substitution,
     one_call: bool = option(False, "Replace only the named calls, not every call of their modules."),
     weights: Sharing = SHARING,
     as_json: bool = JSON,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 Node = TypeVar("Node")
-_FEW = 12
+_LEFT_OUT_ONE_BY_ONE = 12
 """The length of a region up to which its nodes are left out one by one."""
 
 
@@ -24,7 +24,7 @@ def smallest_region(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], 
     end = 1 + bisect_left(range(1, len(nodes)), True, key=lambda end: is_wrong(nodes[:end]))
     begin = bisect_left(range(1, end), True, key=lambda begin: not is_wrong(nodes[begin:end]))
     found = list(nodes[begin:end])
-    for node in list(found) if 1 < len(found) <= _FEW else ():
+    for node in list(found) if 1 < len(found) <= _LEFT_OUT_ONE_BY_ONE else ():
         rest = [other for other in found if other is not node]
         if rest and is_wrong(rest):
             found = rest

@@ -30,7 +30,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class ComparedWith:
     """What it is compared with"""
 
     against: Path | None = option(
@@ -48,7 +48,7 @@ def profile(
     size: Sequence[str] = SIZE,
     *,
     how: RunOptions,
-    beside: Beside,
+    beside: ComparedWith,
     loading: Loading,
     shown: Shown,
 ) -> None:

@@ -302,7 +302,7 @@ def _encoder_decoder_parts(model: PretrainedModel, inputs: dict[str, Any]) -> li
     ]
 
 
-class _ReachedError(Exception):
+class _GenerateReachedError(Exception):
     """A module would generate now; its path is the argument."""
 
 
@@ -311,7 +311,7 @@ def _generating_module(model: PretrainedModel, inputs: Mapping[str, Any]) -> str
     from transformers import GenerationMixin
 
     def reached(path: str, *args: Any, **kwargs: Any) -> None:
-        raise _ReachedError(path)
+        raise _GenerateReachedError(path)
 
     if type(model).generate is GenerationMixin.generate:
         return None
@@ -321,7 +321,7 @@ def _generating_module(model: PretrainedModel, inputs: Mapping[str, Any]) -> str
                 stack.enter_context(attribute_set(module, "generate", partial(reached, path)))
         try:
             model.generate(**copy.deepcopy(dict(inputs)))
-        except _ReachedError as error:
+        except _GenerateReachedError as error:
             return str(error)
         except Exception:  # the code of a model may raise anything; what splits it says why it cannot
             return None

@@ -157,11 +157,11 @@ def with_layers(
         return forward(*args, **{**kwargs, **arguments})
 
     masks = [tensors[each] for each in layers.masks]
-    with attribute_set(decoder, "forward", run), _Everywhere(masks):
+    with attribute_set(decoder, "forward", run), _IndexingByFullMasks(masks):
         yield
 
 
-class _Everywhere(TorchFunctionMode):
+class _IndexingByFullMasks(TorchFunctionMode):
     """Makes indexing with a mask of all tokens return all of them, so that the graph needs no ``NonZero``."""
 
     def __init__(self, masks: Sequence[torch.Tensor]) -> None:

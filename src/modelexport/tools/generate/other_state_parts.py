@@ -176,13 +176,13 @@ def _padding(model: nn.Module, state: State) -> int | None:
 def _operations(model: nn.Module, state: State, length: int) -> list[str]:
     """The operations of a prompt of a length, in their order."""
     part = with_forward(model, partial(_run_prompt, state, 0))
-    mode, inputs = _Seen(), _prompt_inputs(state, length)
+    mode, inputs = _OperationNames(), _prompt_inputs(state, length)
     with untouched(model), mode:
         part(**inputs)
     return mode.seen
 
 
-class _Seen(OperationMode):
+class _OperationNames(OperationMode):
     """The names of the operations of a run."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ _TOGETHER = 16
 """The neighbouring errors that one norm is taken of; a block of weights with one scale has at least as many."""
 _EVERY = 15
 """Of the indices that a large weight sums over, one run of ``_TOGETHER`` in ``_EVERY`` such runs is compared."""
-_LARGE = 2**18
+_COMPARED_WHOLE = 2**18
 """The most elements of a weight of which all indices are compared."""
 _ACTIVATIONS = 63
 """The positive integers of the narrowest type that activations are stored in, of 7 bits."""
@@ -267,7 +267,7 @@ def _feeds(node: ir.Node, low: float, high: float, draw: np.random.Generator) ->
     def places(count: int) -> Any:
         """The indices of an axis that are compared."""
         every = np.arange(count)
-        return every if math.prod(shape) <= _LARGE else every[every % (_TOGETHER * _EVERY) < _TOGETHER]
+        return every if math.prod(shape) <= _COMPARED_WHOLE else every[every % (_TOGETHER * _EVERY) < _TOGETHER]
 
     if node.op_type == "Gather":
         return places(shape[how.get_int("axis", 0)])

@@ -125,7 +125,7 @@ def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments])
     (integers, floats), state = _numbers(layout, module), _state(layout, module)
     defaults = [each.default for each in inspect.signature(kind).parameters.values() if type(each.default) is float]
     crossed = sorted({abs(number) for number in (*floats, *defaults) if number and np.isfinite(number)})
-    if state is None or len(crossed) > _FEW:
+    if state is None or len(crossed) > _TRIED_NUMBERS:
         return None
     quietly = warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()), torch.no_grad()
     with suppress(_TooLargeError), quietly[0], quietly[1], quietly[2]:
@@ -203,13 +203,13 @@ def _numbers(layout: CallLayout, module: ModuleNode) -> tuple[list[int], list[An
     for node in nodes:
         found += [each.value for each in node.attributes.values() if isinstance(each.value, int | float)]
     for array in map(layout.array, values):
-        if array is not None and (array.dtype.kind == "f" or array.size <= _FEW):
+        if array is not None and (array.dtype.kind == "f" or array.size <= _TRIED_NUMBERS):
             found += np.unique(array).tolist()
     distinct = dict.fromkeys(np.float32(each) if isinstance(each, float) else each for each in found)
     return [each for each in distinct if type(each) is int], [each for each in distinct if isinstance(each, np.float32)]
 
 
-_FEW = 16
+_TRIED_NUMBERS = 16
 """How many numbers of a module are tried as arguments."""
 
 Sample = tuple[list[np.ndarray[Any, Any]], Sequence[Any]]

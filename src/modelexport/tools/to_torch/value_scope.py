@@ -24,7 +24,7 @@ from modelexport.tools.to_torch.size_numbers import Numbers, size_of
 
 WIDTH = 88
 """How long an expression may be before its operands get names; every name counts as six characters."""
-_FEW = 8
+_PENDING = 8
 _NAMES = re.compile(r"\b[a-z_]\w*\b(?!\()")
 
 
@@ -209,7 +209,7 @@ class ValueScope:
             if not twice and not too_long:
                 break
             longest = sorted(twice or pending, key=lambda value: -pending[value])
-            for value in longest[: max(1, len(longest) - _FEW)]:  # one by one, many would take quadratic time
+            for value in longest[: max(1, len(longest) - _PENDING)]:  # one by one, many would take quadratic time
                 self._name_pending(value, self._operator)
         for value in pending:
             del self._pending[value]
