@@ -7,7 +7,7 @@ import io
 import warnings
 from collections.abc import Iterator
 
-from modelexport.capture.once.signatures import parsed_when_used, read_once, signed_when_used
+from modelexport.capture.once.registries import parsed_when_used, read_once, signed_when_used
 from modelexport.capture.patches import replaced
 from modelexport.core.collected_messages import collected
 

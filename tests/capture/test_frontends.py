@@ -18,9 +18,8 @@ import models
 from exports import ExportedCase, Exporter
 from modelexport import export, verify
 from modelexport.capture.exported_graph import Exported
-from modelexport.capture.front_end_options import FrontEndOptions
+from modelexport.capture.front_end_options import TRACED_OPSETS, FrontEndOptions
 from modelexport.capture.front_ends import FRONT_ENDS, FrontEnd, capture
-from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.format.documents import Hierarchy
 from modelexport.graph.node_owners import owner_of

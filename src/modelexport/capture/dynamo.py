@@ -47,8 +47,7 @@ from modelexport.capture.front_end_options import DEFAULTS, FrontEndOptions
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
-from modelexport.capture.once.registered_kernels import registered_plainly
-from modelexport.capture.once.signatures import parsed_when_used, read_once, signed_when_used
+from modelexport.capture.once.registries import parsed_when_used, read_once, registered_plainly, signed_when_used
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_answers import Presumed

@@ -4,6 +4,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+TRACED_OPSETS = range(9, 21)
+"""The opsets that the TorchScript exporter writes."""
+OPSETS = range(TRACED_OPSETS[0], 25)
+"""The opsets that at least one front end writes."""
 QuantizedAs = Literal["nbits", "qdq"]
 """What the layers of a quantized checkpoint become: ``MatMulNBits``, or ``DequantizeLinear`` and ``MatMul``."""
 

@@ -27,13 +27,12 @@ from torch import nn
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
-from modelexport.capture.front_end_options import DEFAULTS, FrontEndOptions
+from modelexport.capture.front_end_options import DEFAULTS, TRACED_OPSETS, FrontEndOptions
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.presumed_answers import Presumed
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
-from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
 from modelexport.capture.traced_size_conditions import size_conditions_of_trace
 from modelexport.capture.value_decisions import NoDecisions

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.front_end_options import FrontEndOptions, QuantizedAs, QuantizedForm
-from modelexport.capture.supported_opsets import OPSETS
+from modelexport.capture.front_end_options import OPSETS, FrontEndOptions, QuantizedAs, QuantizedForm
 from modelexport.core.declared_options import option
 from modelexport.core.limits import LARGE_WEIGHTS
 from modelexport.core.tags import Granularity

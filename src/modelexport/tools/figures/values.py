@@ -74,7 +74,7 @@ class FileValues:
                 {
                     "name": value.name or "",
                     "node": producer.name if (producer := value.producer()) is not None else None,
-                    "call": _call_address(value),
+                    "call": call.address if (call := _call_of(value)) is not None else None,
                     "type": type_text(value),
                     **_range_document(numbers),
                 }
@@ -286,11 +286,6 @@ def _call_of(value: ir.Value) -> ModuleCall | None:
     producer = value.producer()
     owner = owner_of(producer) if producer is not None else None
     return owner.call if owner is not None else None
-
-
-def _call_address(value: ir.Value) -> str | None:
-    call = _call_of(value)
-    return None if call is None else call.address
 
 
 def values_there(model: ir.Model, process: RunnerProcess, feeds: Mapping[str, Any]) -> dict[str, Any]:

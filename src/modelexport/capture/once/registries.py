@@ -1,7 +1,9 @@
-"""The parameters of the translations of ``torch.onnx``, read when they are needed.
+"""What every export registers anew, done when it is needed: signatures of translations, and kernels of operators.
 
-Every export makes a registry of all translations anew: it parses the source of each of five hundred functions, and
-infers its signature. Both depend on the function alone, and a model needs few of them.
+The registry of all translations parses the source of each of five hundred functions, and infers its signature. Both
+depend on the function alone, and a model needs few of them. Before a decomposition, PyTorch registers ten kernels at
+each of 570 composite operators, and removes them afterwards. The method that registers one defines a function whose
+annotations are generic types. Python builds these each time, which takes a quarter of the export of a small model.
 """
 
 from __future__ import annotations
@@ -11,6 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
+
+from modelexport.capture.patches import private
+
+Registers = Callable[[Any, Any], Callable[[Any], Any]]
+"""``OperatorBase.py_impl``: takes an operator and a key, and returns a decorator of a kernel."""
 
 
 class _Parsed:
@@ -56,3 +63,22 @@ def read_once(read: Callable[[onnx.defs.OpSchema], Any]) -> Callable[[onnx.defs.
     """The function that makes a signature of an operator's schema; for operators of the standard it makes each once."""
     standard = functools.cache(lambda name, version: read(onnx.defs.get_schema(name, version)))
     return lambda schema: read(schema) if schema.domain else standard(schema.name, schema.since_version)
+
+
+def registered_plainly(register: Registers) -> Registers:
+    """The method that registers a kernel, which does so itself where the key is one of the dispatcher and is free."""
+    key_type = private("dispatch keys")
+    of_modes = key_type.Python
+
+    def py_impl(operator: Any, key: Any) -> Callable[[Any], Any]:
+        if type(key) is not key_type or key == of_modes or key in operator.py_kernels:
+            return register(operator, key)
+
+        def registered(kernel: Any) -> Any:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+            return kernel
+
+        return registered
+
+    return py_impl
