@@ -32,7 +32,7 @@ class SizesFound:
     to_fix: Sequence[FixedAxis] = ()
     """Axes that the file fixes and that need not be dynamic: it has to be made again without them."""
     refusal: str = ""
-    """Why the file is not what was asked for; empty if it is."""
+    """Why the file does not do what was asked for; empty if it does."""
 
 
 def find_sizes(

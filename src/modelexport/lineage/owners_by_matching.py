@@ -132,7 +132,7 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
 
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
-    """Whether a node uses the output of a source node, or a variant of it: then nothing before it was fused in."""
+    """Whether a node uses the output of a source node, or a variant of it: no earlier node was fused into it then."""
     names, outputs = state.names, before.outputs
     for value in node.inputs:
         if value is not None and names.get(value) in outputs and not value.is_initializer():

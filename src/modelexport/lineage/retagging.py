@@ -97,7 +97,7 @@ class RetagReport(Written, msgspec.Struct, frozen=True, kw_only=True):
     fused: list[SeveralOwners]
     """Nodes that replace several nodes, of several calls."""
     unclear: list[SeveralOwners]
-    """New nodes between nodes of several calls: they may belong to any of these."""
+    """New nodes between nodes of several calls, each of which they may belong to."""
     initializers: list[UnclearInitializer]
     """Initializers that may come from any of several parameters."""
     unrecorded: int
@@ -261,7 +261,7 @@ _OURS = "modelexport."
 
 
 def _carry_over(source: ir.Model, model: ir.Model) -> None:
-    """Let a changed model have what the tagged one says of itself, as far as it still holds."""
+    """Copy the properties of the tagged model to the changed one, if they still hold."""
     others = {key: text for key, text in properties_of(source).items() if not key.startswith(_OURS)}
     put_texts(model, others | properties_of(model))
     for key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM, keys.VALID_IF, keys.ADOPTED):

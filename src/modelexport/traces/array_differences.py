@@ -18,7 +18,7 @@ from modelexport.traces.tolerances import ALLOWED, INFINITE
 Verdict = Literal["agree", "tie", "differ", "not compared"]
 """``tie``: among equal scores the file chose other elements than PyTorch."""
 SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
-"""The verdict on files as a sentence has it."""
+"""The verdict on files, as it is written in a sentence."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     relative: float | None = None
     """The norm of the difference over the norm of the right array."""
     allowed: float | None = None
-    """Up to where ``relative`` agrees."""
+    """The largest ``relative`` at which the arrays agree."""
     nans: int = 0
     """Elements that are NaN in only one of the two."""
 
@@ -117,7 +117,7 @@ def compare_outputs(
 
 
 def worst(differences: Sequence[Difference]) -> Difference | None:
-    """The one that differs most; ``None`` of none."""
+    """The largest difference; ``None`` if there are none."""
     order = ("agree", "tie", "not compared", "differ")
     return max(
         differences, key=lambda difference: (order.index(difference.status), difference.relative or 0.0), default=None

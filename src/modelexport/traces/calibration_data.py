@@ -84,7 +84,7 @@ def _fitted_runs(runs: Iterable[Mapping[str, Any]], model: ir.Model, source: str
 
 
 def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
-    """The runs of arrays: each has an axis more than the model's input, in front, or they are one run."""
+    """The runs in some arrays. Arrays of several runs have one more axis than the model's inputs, in front."""
     ranks = {value.name or "": len(value.shape) for value in required_inputs(model) if value.shape is not None}
     stacked = {name for name, array in arrays.items() if np.ndim(array) == ranks.get(name, -2) + 1}
     if not arrays or stacked != arrays.keys():
@@ -170,7 +170,7 @@ def _texts(texts: Iterable[tuple[int, str]], path: Path, model: ir.Model, beside
 
 
 def _batches(rows: Iterable[Any], count: int) -> Iterator[list[Any]]:
-    """Rows by as many as a file takes at once; the last batch is filled with its own rows again."""
+    """Batches of as many rows as a file takes; the last batch is filled by repeating its rows."""
     rows = iter(rows)
     while batch := list(itertools.islice(rows, count)):
         yield list(itertools.islice(itertools.cycle(batch), count))
@@ -264,7 +264,8 @@ def _plain_pixels(height: int, width: int) -> Callable[[Any], Any]:
 
 
 def _processor(beside: Path) -> Callable[[Any], Any] | None:
-    """What transformers' processor makes of an image; ``None`` if the folder has none."""
+    """A function from an image to the pixels that transformers' processor makes; ``None`` if the folder has no
+    processor."""
     file = beside / PROCESSOR
     if not file.is_file():
         return None

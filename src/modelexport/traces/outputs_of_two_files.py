@@ -22,7 +22,8 @@ from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far off outputs may be: by the rounding of a type, and by a multiple of what rounded inputs change."""
+    """How far off outputs may be: by the rounding of a type, and by a multiple of the change that rounding the inputs
+    causes."""
 
     dtype: str
     """The narrowest floating-point type in which the second file computes."""
@@ -52,7 +53,7 @@ def compare_sessions(
     Args:
         runs: What inputs are, with the inputs. Of those behind the first, some are left out: what the first file does
             not run with, or has no numbers for.
-        rounding: What excuses a difference; by default only the rounding of the type of each output.
+        rounding: The differences that are accepted; by default the rounding of the type of each output.
 
     Raises:
         UsageError: A file does not run with the first inputs.

@@ -37,7 +37,7 @@ from modelexport.verify.wrong_calls import (
 
 @dataclass(eq=False)
 class Compared:
-    """What the two runs show."""
+    """The runs of the file beside the run of PyTorch."""
 
     end_to_end: Matches
     per_module: Matches

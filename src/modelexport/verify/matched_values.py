@@ -1,8 +1,8 @@
 """Which values of a file are tensors of PyTorch's run, and which may be wrong.
 
-A value is *known* if PyTorch computed its elements; matching is a lookup. A value is *right* if it is known, or if one
-that is known was computed from it: exporters take other steps than PyTorch, but a wrong step would show in what
-follows. What is neither is *suspect*.
+A value is *known* if PyTorch computed its elements; matching is a lookup. A value is *right* if it is known, or if a
+known value was computed from it: exporters take other steps than PyTorch, but a wrong step would make a later value
+wrong. All other values are *suspect*.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Matches:
 
     @cached_property
     def computed_calls(self) -> set[ModuleCall]:
-        """The calls that compute a value of the file, and are the first to do so: others merely copy it."""
+        """The calls that compute a value of the file first; other calls only copy it."""
         return {call for content in self.found for call in tuple(content.computed)[:1]}
 
     @cached_property
@@ -104,7 +104,7 @@ class Matches:
 
     @cached_property
     def computing(self) -> Mapping[Content, list[ir.Node]]:
-        """The contents to the nodes that compute them, and do not merely move them."""
+        """The contents to the nodes that compute them; nodes that only move elements are left out."""
         computing: dict[Content, list[ir.Node]] = {}
         for value, contents in self.equal_in_order.items():
             node = value.producer()
@@ -127,7 +127,7 @@ class Matches:
         return {content: place for place, content in enumerate(self.reference.contents)}
 
     def is_telling(self, value: ir.Value) -> bool:
-        """Whether a value's numbers are not those of many unrelated ones."""
+        """Whether a value identifies a tensor: its numbers are not those of many unrelated values, such as zeros."""
         return any(each.telling for each in self.trace.prints.get(value, ()))
 
     @cached_property

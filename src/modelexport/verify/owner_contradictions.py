@@ -2,8 +2,7 @@
 
 The front end knows which call made a node. PyTorch's run confirms it in two ways: a node whose value PyTorch computed
 belongs to one of the calls in which it did, and a value that leaves the nodes of a call is a tensor that PyTorch
-computed. What neither shows counts as *not confirmable*: conditions, sizes, constants, and steps that only the exporter
-takes.
+computed. All others are *not confirmable*: conditions, sizes, constants, and steps that only the exporter takes.
 """
 
 from __future__ import annotations

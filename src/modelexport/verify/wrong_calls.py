@@ -1,9 +1,9 @@
 """Finds the calls whose nodes compute something else than PyTorch.
 
 In a sound file every tensor that a module returns is a value of the file, or was fused away and shows in what follows.
-So a call is wrong where its tensor is missing and what leaves its nodes instead is not right. The tensor then takes the
-place of that value, and the file runs once more: now each wrong value is computed from right ones, and what is wrong
-for no other reason than what came before is right.
+So a call is wrong if its tensor is missing, and the values that leave its nodes are not right. The file runs once more
+with PyTorch's tensors in the place of the wrong values. A value that was wrong only because its inputs were is right in
+this run; what is still wrong is the call's own fault.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Located:
     """The wrong calls, and why."""
 
     pairs: Pairs = field(default_factory=dict)
-    """The values that are not PyTorch's end to end."""
+    """The values that differ from PyTorch's in the first run, to PyTorch's tensors."""
     errors: Mapping[ir.Value, float] = field(default_factory=dict)
-    """How far off they are if they are computed from right values."""
+    """Their errors in the second run, in which they are computed from right values."""
     blamed: dict[ModuleCall, tuple[ir.Node, str]] = field(default_factory=dict)
     """The calls whose nodes are wrong, each to the first such node and the reason."""
 
@@ -152,7 +152,7 @@ def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 
 def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
-    """Whether a value is the tensor but for a small error, and no other tensor."""
+    """Whether a value is near this tensor, and near no other."""
     return (
         _fits(matches, value, tensor)
         and not matches.equal_in_order[value]
@@ -167,7 +167,7 @@ def _is_doubtful(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 
 def _wrong_users(matches: Matches, value: ir.Value) -> list[ir.Node]:
-    """The nodes that make something wrong of a value, though all that they take counts as right."""
+    """The users of a value whose results are wrong, although all of their inputs count as right."""
     return [
         user
         for user, _ in value.uses()

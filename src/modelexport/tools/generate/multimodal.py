@@ -1,7 +1,7 @@
 """Models that generate text from images or sound: the encoder, the embedding with the merge, and the decoder.
 
 transformers leaves the merge to the caller. It is the same in these models: the features of an image are put in the
-place of the embeddings of its placeholder tokens, in order. Whether that is so is checked on an example.
+place of the embeddings of its placeholder tokens, in order. An example checks this.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Positions:
     Args:
         token: The placeholder token.
         offsets: The positions of the tokens of an image from its first one, ``[axes, tokens]``.
-        extent: How much further the text after an image begins than the image.
+        extent: The number of positions from the first one of an image to that of the text after it.
     """
 
     token: int
@@ -124,7 +124,7 @@ def _positions_in_model(
 
 @dataclass(frozen=True)
 class Modality:
-    """What a model takes besides text."""
+    """The inputs of a model besides text: images or sound."""
 
     kind: str
     """``image`` or ``audio``."""
@@ -141,7 +141,7 @@ class Modality:
     of_any_size: bool = False
     """Whether a graph computes with the sizes of images; otherwise a capture keeps them."""
     compared: bool = False
-    """Whether the logits of the parts were compared with the model's: not without weights, when all are equal."""
+    """Whether the logits of the parts were compared with the model's. They are not if there are no weights."""
 
     @property
     def part(self) -> str:
@@ -181,7 +181,7 @@ class Modality:
 
 
 def with_any_size(model: nn.Module, modality: Modality) -> Modality | None:
-    """The same for images of any size, if the model gives tokens the positions that a graph computes from sizes."""
+    """The modality for images of any size, if a graph computes the model's positions from the sizes."""
     if len(modality.sizes) != 1 or modality.sizes[0] not in IMAGE_SIZES:
         return None
     (name,), ids = modality.sizes, modality.example["input_ids"][:1]
@@ -288,7 +288,8 @@ def encode(modality: Modality, model: nn.Module, /, **inputs: Any) -> dict[str, 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Inside, a tensor that is made a list of its rows, or split by sizes that another tensor has, stays whole.
+    """Inside the block, a tensor stays whole that would become a list of its rows, or be split by the sizes in another
+    tensor.
 
     The features of several images are returned as a list, from which they are put together again. A capture would fix
     the number of images.

@@ -37,7 +37,7 @@ _LONGEST = 256
 
 
 def token_inputs(model: PretrainedModel) -> dict[str, Any]:
-    """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
+    """Two prompts, one padded. With one prompt, ``generate`` would omit the mask, and a capture would fix the batch."""
     ids = some_tokens(model, torch.Size((2, PROMPT)))
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
@@ -45,7 +45,8 @@ def token_inputs(model: PretrainedModel) -> dict[str, Any]:
 
 
 def some_tokens(model: PretrainedModel, shape: torch.Size) -> torch.Tensor:
-    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
+    """Tokens that differ from each other. A model without its weights always generates the first one, which a check
+    must notice."""
     return torch.arange(shape.numel()).view(shape) % (vocabulary_of(model) - 1) + 1
 
 
@@ -66,7 +67,7 @@ class Example:
 
     inputs: Mapping[str, torch.Tensor]
     head: int = 0
-    """How many tokens a prompt begins with in any case: those up to its last placeholder."""
+    """The tokens of a prompt up to its last placeholder, with which every prompt has to begin."""
     user_inputs: Collection[str] = ()
     """The inputs that were given, so that others cannot be drawn."""
 
@@ -87,7 +88,7 @@ def example_of(
     """An example of what a model takes for prompts.
 
     Args:
-        user_inputs: What belongs to the image or the sound of one prompt, where it cannot be made.
+        user_inputs: The inputs for the image or sound of one prompt, if they cannot be made.
         masks_pixels: Whether images come from a processor, which says what of them is padding if the model takes that.
     """
     text = Example(token_inputs(model))
