@@ -38,7 +38,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     largest: float | None = None
     """The largest error of any output: the norm of the difference over the norm of the output."""
     cause: str = ""
-    """What of ONNX Runtime makes the outputs wrong, if the file itself is right."""
+    """The part of ONNX Runtime that makes the outputs wrong, if the file itself is right."""
 
 
 def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
@@ -94,7 +94,7 @@ def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
 
 
 def _not_run(sides: ModelAndFile, step: CheckStep, error: str) -> FileCheck:
-    """What an error of ONNX Runtime says about a file: skipped if it has types that other providers may run."""
+    """The check of a file that ONNX Runtime does not run: skipped if it has types that other providers may run."""
     from modelexport.runtime.sessions import NO_BFLOAT16
 
     values = [*initializers(sides.tagged.model), *(value for node in sides.tagged.nodes for value in node.outputs)]
@@ -170,7 +170,7 @@ def _lost_calls(sides: ModelAndFile, reference: Trace) -> str:
 
 
 def _doubts(compared: Compared) -> str:
-    """What a run shows of the owners of nodes that is not as the file says; empty if nothing."""
+    """The owners of nodes in the file that a run contradicts; empty if there are none."""
     if not compared.contradictions:
         return ""
     first = compared.contradictions[0]

@@ -74,7 +74,7 @@ def settle_conditions(
 
 
 class _Settling:
-    """Conditions that are still to be tried, and those that were kept: each method has fewer to be tried."""
+    """The conditions that are still to be tried, and those that were kept. Each method leaves fewer to be tried."""
 
     def __init__(
         self, sizes: Mapping[str, int], changeable: Collection[str], run: Run, pending: Sequence[SizeCondition]
@@ -105,13 +105,14 @@ class _Settling:
                 return
 
     def drop_most_by_one_run(self) -> None:
-        """Drop those that do not hold at sizes at which most do not, if the file agrees there."""
+        """Drop the conditions that do not hold at sizes at which most of them do not, if the file agrees there."""
         other = fitting(self.settled.kept, _against_most(self.pending, self.sizes, self.changeable), self.changeable)
         if other is not None and (result := self.run(other)) is not None and result.status in ("agree", "tie"):
             self.drop_agreeing(other)
 
     def drop_agreeing(self, other: Mapping[str, int]) -> None:
-        """Drop those of which each side on which they do not hold was tried, the last one with these sizes."""
+        """Drop the conditions of which every side was tried on which they do not hold; the last one was tried with
+        these sizes."""
         for condition in list(self.pending):
             if condition.in_model or condition.holds(other):
                 continue
@@ -123,11 +124,11 @@ class _Settling:
                 self.pending.remove(condition)
 
     def drop_implied(self) -> None:
-        """Drop those that always hold with the kept ones."""
+        """Drop the conditions that hold whenever the kept ones do."""
         self.pending = [candidate for candidate in self.pending if not _always_with(self.settled.kept, candidate)]
 
     def try_each(self, conditions: Sequence[SizeCondition]) -> None:
-        """Keep those without which the file differs, or the model raises."""
+        """Keep the conditions without which the file differs, or the model raises."""
         for condition in list(conditions):
             self._try(condition)
             self.pending.remove(condition)
@@ -230,7 +231,7 @@ def _against_most(
 
 
 def _always_with(kept: Sequence[SizeCondition], condition: SizeCondition) -> bool:
-    """Whether a condition of one axis always holds where those of the same axis do that are kept."""
+    """Whether a condition of one axis holds wherever the kept conditions of the same axis do."""
     about = [known for known in kept if known.symbols == condition.symbols]
     return len(condition.symbols) == 1 and bool(about) and follows(condition, about)
 

@@ -96,7 +96,8 @@ class UnrecordedDecisions:
     def _small(
         self, conditions: Sequence[SizeCondition], fits: Callable[[Sizes, Collection[str]], Sizes | None]
     ) -> Iterator[Sizes]:
-        """All small sizes of two axes of which one decides something: it may be more than a bound or an order."""
+        """All small sizes of two axes, one of which decides something: the decision may be more than a bound or an
+        order."""
         deciding = {name for each in conditions if not EQUAL.fullmatch(each.formula) for name in each.symbols}
         pairs = [pair for pair in combinations(self.sizes, 2) if not deciding.isdisjoint(pair)]
         for some in sorted(pairs, key=lambda pair: -len(deciding.intersection(pair))):
@@ -130,7 +131,7 @@ class UnrecordedDecisions:
         return self._order_of(needed[0], needed[1], other, conditions) if len(needed) == 2 else None
 
     def _axis_in_order(self, symbol: str, other: Sizes, conditions: Collection[SizeCondition]) -> str | None:
-        """A second axis: with a size of it that restores the example's order of the two, the file is right."""
+        """A second axis with which the file is right once its size restores the example's order of both."""
         for second in self.sizes:
             if (
                 second == symbol

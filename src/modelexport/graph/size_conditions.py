@@ -51,7 +51,7 @@ class SizeCondition(ValidIf, frozen=True):
 _NOT_EVALUATED = (
     ArithmeticError, LookupError, NameError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError,
 )  # fmt: skip
-"""What evaluating raises for a formula that a file should not have."""
+"""The exceptions of evaluating a formula that a file should not have."""
 
 
 def conditions_of(model: ir.Model) -> list[SizeCondition]:
@@ -78,7 +78,7 @@ def check_sizes(conditions: Collection[SizeCondition], sizes: Sizes) -> None:
 
 
 def record_conditions(model: ir.Model, conditions: Collection[SizeCondition]) -> None:
-    """Let a model carry conditions, in place."""
+    """Record conditions in a model, in place."""
     record(model, keys.VALID_IF, [condition.formula for condition in conditions] or None)
 
 
@@ -163,7 +163,7 @@ def limits_of(conditions: Iterable[SizeCondition], sizes: Sizes) -> Iterator[dic
 
 
 _LIMITS = 2
-"""How many sizes on the other side of a condition give one on this side."""
+"""From how many sizes on the other side of a condition one on this side is found."""
 
 
 def sizes_within(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str) -> list[dict[str, int]]:
@@ -265,7 +265,7 @@ _DRAWN = 5000
 
 @cache
 def _differences(formula: str) -> list[SizeCondition]:
-    """What is above, at or below zero where the terms of each comparison in a formula are in that order."""
+    """For each comparison in a formula, the difference of its terms, whose sign is their order."""
     try:
         compared = [node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Compare)]
     except _NOT_EVALUATED:
@@ -299,7 +299,7 @@ def _compiled(formula: str) -> CodeType:
 
 
 class _OfArrays(ast.NodeTransformer):
-    """Makes a formula one of arrays, ``(a < n) & (n < b)`` of ``a < n < b``, and lets nothing pass but arithmetic."""
+    """Rewrites a formula for arrays, ``a < n < b`` as ``(a < n) & (n < b)``, and refuses everything but arithmetic."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         terms = [self.visit(term) for term in (node.left, *node.comparators)]

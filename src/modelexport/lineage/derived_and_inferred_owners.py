@@ -84,7 +84,7 @@ def place_unowned(model: ir.Model) -> None:
 
 
 class DerivedOwners(dict[tuple[tuple[ModuleCall, ...], str], Owner]):
-    """Calls and a line of code to the owner that they are, as derived: one object for all nodes that it has."""
+    """Calls and a line of code to their derived owner, which is one object for all of its nodes."""
 
     def __missing__(self, key: tuple[tuple[ModuleCall, ...], str]) -> Owner:
         calls, line = key

@@ -118,12 +118,12 @@ class NodeComputation:
         """The operators that a runtime computed in float32, or with numbers inside that are rounded to it."""
 
     def widened(self, array: Any) -> Any:
-        """An array as this run has it."""
+        """An array in the types of this run."""
         narrow = self._in_float64_for and (array.dtype in (np.float32, np.float16) or array.dtype.name == "bfloat16")
         return array.astype(np.float64) if narrow else array
 
     def rounded(self, number: Any) -> Any:
-        """A number in float64 as a tensor of float32 has it."""
+        """A number in float64, rounded to float32."""
         return nudge(number, self._nudge, _generator()) if self._nudge else number.astype(np.float32).astype(np.float64)
 
     def compute(self, node: ir.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -183,7 +183,7 @@ class NodeComputation:
         return tuple(map(self._nudged_result, results))
 
     def _reference(self, proto: onnx.NodeProto) -> Callable[..., tuple[Any, ...]] | None:
-        """What computes a standard operator in NumPy; ``None`` if nothing does."""
+        """The NumPy implementation of a standard operator; ``None`` if there is none."""
         from onnx.reference.ops import load_op  # slow to import
 
         for attribute in proto.attribute if self._in_float64_for else ():

@@ -1,4 +1,4 @@
-"""Why a file that is right has wrong outputs in ONNX Runtime: what of the runtime is to blame, by name.
+"""Why a right file has wrong outputs in ONNX Runtime: the kernels or the optimizer that cause it, by name.
 
 Three judges compute the outputs of a file: each node as the standard defines it (:mod:`.file_run`), ONNX Runtime
 without its optimizer, and ONNX Runtime as users run it. The first two that differ show what is wrong: the file itself,
@@ -36,7 +36,7 @@ _IN_8_BITS = 4
 
 
 def cause_in_runtime(path: Path, feeds: Mapping[str, Any], agrees: Agrees, provider: str = CPU) -> str:
-    """What makes the outputs of a file wrong that is right; empty if the file itself is wrong, or rounding grows in it.
+    """The cause of wrong outputs of a right file; empty if the file itself is wrong, or rounding grows in it.
 
     Args:
         feeds: Inputs for which the outputs are wrong as users run the file.

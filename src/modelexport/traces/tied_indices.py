@@ -66,7 +66,8 @@ def is_tie(right_scores: np.ndarray, scores: np.ndarray, right: np.ndarray, choi
 
     Args:
         right_scores: What PyTorch chose from.
-        scores: What the file chose from, of the same shape: what it is off by is what a gap may be.
+        scores: What the file chose from, of the same shape. Scores that differ by no more than its error count as
+            equal.
         right: PyTorch's choice.
         choice: The file's, of the same shape.
     """

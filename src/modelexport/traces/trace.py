@@ -28,7 +28,7 @@ class TensorPlace(NamedTuple):
 
 @dataclass(eq=False)
 class Content:
-    """Equal elements in one order, wherever they were."""
+    """The elements of equal arrays of a run, in their order."""
 
     fingerprint: Fingerprint
     computed: dict[ModuleCall, None] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class SeenTensor(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Where a run took the largest or the smallest of some scores."""
+    """A choice of the largest or the smallest of some scores in a run."""
 
     scores: Any
     indices: Any
@@ -62,7 +62,7 @@ class Trace:
 
     contents: Index = field(default_factory=lambda: Index())  # noqa: PLW0108 - it is defined below
     tensors: list[SeenTensor] = field(default_factory=list)
-    """In the order in which calls got and returned them."""
+    """The tensors in the order in which calls got and returned them."""
     parents: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
     """Every call to the one that it ran in, in the order in which they began."""
     choices: list[Choice] = field(default_factory=list)

@@ -246,7 +246,7 @@ class Computed:
         return ParameterPlan(list(keys), steps)
 
     def plan_if_small(self, name: str) -> ParameterPlan | None:
-        """The same; ``None`` if a constant or an operator on the way cannot be recorded."""
+        """The plan of a value; ``None`` if a constant or an operator on the way cannot be recorded."""
         nodes = [self.source.nodes[index] for index in self._behind(name, self.recordable.__contains__)]
         taken = {value for node in nodes for value in node.inputs if value is not None and value not in self.recordable}
         known = all(since_version(node.op, self.opsets) is not None for node in nodes)
