@@ -52,7 +52,8 @@ def adopted(path: Path, nodes: list[onnx.NodeProto], dtype: int = TensorProto.FL
     arrays = {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in weights.items()}
     tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path / "float.onnx")
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path / "float.onnx")
     modelexport.adopt(path / "float.onnx", path / "tagged.onnx")
     return path / "tagged.onnx"
 
@@ -99,17 +100,22 @@ FAULTS: dict[str, tuple[str, str, Change]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_quantizer_writes_wrong_is_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    to, ending, change = FAULTS[fault]
+def spoil(monkeypatch: pytest.MonkeyPatch, ending: str, change: Change) -> None:
+    """Let quantizers write something wrong."""
 
     def spoiled(*arguments: Any) -> ir.Model:
         made = to_proto(apply_method(*arguments), {})
         changed(made, ending, change)
         return model_of(made)
 
-    file = gemm(tmp_path)
     monkeypatch.setattr(quantize, "apply_method", spoiled)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_quantizer_writes_wrong_is_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to, ending, change = FAULTS[fault]
+    file = gemm(tmp_path)
+    spoil(monkeypatch, ending, change)
     with pytest.raises(CheckError, match=r"^dense: what ONNX Runtime wrote for \S+ .*: keep the module with --keep"):
         modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=DATA)
     assert not (tmp_path / "q.onnx").exists()
@@ -220,6 +226,15 @@ def one(operator: str, *inputs: str, **attributes: Any) -> list[onnx.NodeProto]:
 
 
 Case = tuple[str, list[onnx.NodeProto], dict[str, np.ndarray], dict[str, np.ndarray]]
+LSTM = one("LSTM", "x", "w", "r", hidden_size=16)
+ATTENTION = one("Attention", "x", "w", "b", domain="com.microsoft", num_heads=2)
+NORM = [
+    helper.make_node("MatMul", ["x", "w"], ["made"], "/first/MatMul"),
+    *one("LayerNormalization", "made", "g", "b"),
+]
+OF_LSTM = {"w": normal(1, 64, 16), "r": normal(1, 64, 16)}
+OF_ATTENTION = {"w": normal(64, 192) * np.float32(0.1), "b": normal(192)}
+OF_NORM = {"w": normal(64, 64), "g": normal(64), "b": normal(64)}
 RIGHT: dict[str, Case] = {
     "stacked matrices": (
         "int8-dynamic",
@@ -337,6 +352,9 @@ RIGHT: dict[str, Case] = {
         {"w": normal(64, 64)},
         DATA[0],
     ),
+    "an LSTM": ("int8-dynamic", LSTM, OF_LSTM, {"x": normal(3, 2, 16)}),
+    "an attention with one scale": ("int8-dynamic:per_channel=false", ATTENTION, OF_ATTENTION, {"x": normal(2, 4, 64)}),
+    "a normalization with ranges": ("int8-static:operators=all", NORM, OF_NORM, DATA[0]),
     "a clip to numbers without the zero": (
         "int8-static:operators=all",
         [
@@ -414,6 +432,27 @@ def test_a_table_of_which_no_product_has_the_codes_stays_as_it_is(
     written = modelexport.quantize(file, tmp_path / "q.onnx", to=to)
     why = "which only int4:algorithm=rtn can write, from opset 21 (the file has 21)"
     assert written.joined == [f"{TABLE}, {why}: it stays as it is"]
+
+
+ELSEWHERE: dict[str, tuple[str, list[onnx.NodeProto], dict[str, np.ndarray], tuple[int, ...], str, Change]] = {
+    "a scale of an LSTM": ("int8-dynamic", LSTM, OF_LSTM, (3, 2, 16), "w_scale", first(1.1)),
+    "a scale of its states": ("int8-dynamic", LSTM, OF_LSTM, (3, 2, 16), "r_scale", first(1.1)),
+    "a scale of an attention": ("int8-dynamic", ATTENTION, OF_ATTENTION, (2, 4, 64), "w_scale", first(1.1)),
+    "the bias of an attention": ("int8-dynamic", ATTENTION, OF_ATTENTION, (2, 4, 64), "b", first(1.1)),
+    "a normalization": ("int8-static", NORM, OF_NORM, (4, 64), "g", first(1.1)),
+    "a scale of a normalization": ("int8-static:operators=all", NORM, OF_NORM, (4, 64), "g_scale", lambda g: g * 1.1),
+}
+
+
+@pytest.mark.parametrize("fault", ELSEWHERE)
+def test_numbers_whose_fault_few_results_show_are_refused(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, nodes, weights, shape, ending, change = ELSEWHERE[fault]
+    file, data = adopted(tmp_path, nodes, **weights), [{"x": normal(*shape)}]
+    spoil(monkeypatch, ending, change)
+    with pytest.raises(CheckError, match=r"^layer: .* has other numbers than the floating-point model; nothing was"):
+        modelexport.quantize(file, tmp_path / "q.onnx", to=to, data=data)
 
 
 @pytest.mark.filterwarnings("error")

@@ -2,6 +2,7 @@
 
 Inputs with a single number give the elements of a product's weight, in whatever form it is written. Each result may be
 off by what it changes when weights and inputs move by half of a step, which is the most that rounding moves them.
+Initializers of other nodes, and of operators that compute several products, are compared themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 from modelexport.tools.quantize.methods import Method, has_channels
-from modelexport.tools.quantize.weights_behind import same_nodes
+from modelexport.tools.quantize.weights_behind import same_nodes, same_tensors
 from modelexport.traces.tolerances import OF_BIASES, TIMES_MOVED
 
 _TOGETHER = 16
@@ -102,9 +103,33 @@ class _Comparison:
         for node in products:
             if node not in compared:
                 yield node.outputs[0].name or "", "has no value to compare with the floating-point model"
+        by_element = {node for node in compared if node.op_type not in _STATES}
+        for value in self._before.graph.initializers.values():
+            if by_element.isdisjoint(value.consumers()) and not self._is_stored(value):
+                yield value.name or "", "has other numbers than the floating-point model"
         for node in self._after.graph:
             if node.op_type == "QuantizeLinear" and node.inputs[0] is not None:
                 yield from self._cut_off(node, node.inputs[0])
+
+    def _is_stored(self, value: ir.Value) -> bool:
+        """Whether the quantized model has the numbers of an initializer, bit by bit or within half of a step.
+
+        Also if nothing takes them any more, as the bounds of a ``Clip`` that the quantizer left to a range of integers.
+        """
+        held = {name: each.const_value for name, each in self._after.graph.initializers.items()}
+        tensor, codes = value.const_value, f"{value.name}_quantized"
+        if value.name in held:
+            return same_tensors(held[value.name], tensor)
+        prefix = value.name if f"{value.name}_scale" in held else codes  # the latter of what is stored as int32
+        stored = [held.get(name) for name in (codes, f"{prefix}_scale", f"{prefix}_zero_point")]
+        if stored[0] is None or tensor is None:
+            return True
+        numbers, step, zero = (np.float64(0) if each is None else each.numpy().astype(np.float64) for each in stored)
+        right, along = tensor.numpy().astype(np.float64), (*numbers.shape[:-2], 1, -1)
+        if any(user.op_type in _RECURRENT for user in value.consumers()):
+            right = np.swapaxes(right, -1, -2)
+        step, zero = (each.reshape(along) if each.size > 1 else each for each in (step, zero))
+        return bool((np.abs((numbers - zero) * step - right) <= step / 2 * TIMES_MOVED).all())
 
     def _is_inside(self, result: ir.Value, value: ir.Value) -> bool:
         """Whether a value has to be computed to compare a result: the quantized model does not have it."""
