@@ -355,6 +355,16 @@ RIGHT: dict[str, Case] = {
     "an LSTM": ("int8-dynamic", LSTM, OF_LSTM, {"x": normal(3, 2, 16)}),
     "an attention with one scale": ("int8-dynamic:per_channel=false", ATTENTION, OF_ATTENTION, {"x": normal(2, 4, 64)}),
     "a normalization with ranges": ("int8-static:operators=all", NORM, OF_NORM, DATA[0]),
+    "a mask of infinities": (
+        "int8-static:operators=all",
+        [
+            helper.make_node("MatMul", ["x", "w"], ["made"], "/layer/MatMul"),
+            helper.make_node("Add", ["made", "mask"], ["masked"], "/mask/Add"),
+            helper.make_node("Softmax", ["masked"], ["y"], "/softmax/Softmax"),
+        ],
+        {"w": normal(64, 64) / 8, "mask": np.where(np.arange(64) > 50, -np.inf, 0)},
+        DATA[0],
+    ),
     "a clip to numbers without the zero": (
         "int8-static:operators=all",
         [
@@ -457,9 +467,9 @@ def test_numbers_whose_fault_few_results_show_are_refused(
 
 @pytest.mark.filterwarnings("error")
 def test_results_beyond_the_range_of_float32_are_refused_in_words(tmp_path: Path) -> None:
-    file = adopted(tmp_path, one("MatMul", "x", "w"), w=np.full((64, 64), 1e38))
+    file = adopted(tmp_path, ATTENTION, w=np.full((64, 192), 1e38), b=normal(192))
     with pytest.raises(CheckError, match=r"^layer: .* \(weights or data are so large that results are not finite\);"):
-        modelexport.quantize(file, tmp_path / "q.onnx", to="int8-static", data=DATA)
+        modelexport.quantize(file, tmp_path / "q.onnx", to="int8-dynamic")
 
 
 @pytest.fixture(params=["infinities", "an odd number of blocks"])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -205,6 +206,7 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
         "op_types_to_quantize": None if operators == "all" else operators.split("+"),
         "activation_type": QuantType.QUInt8,
         "calibration_cache_path": ranges,
+        "nodes_to_exclude": _without_scales(model, ranges),
     }
     how["extra_options"] |= {"TensorQuantOverrides": {name: [{}] for name in _with_one_scale(model)}}
     # The library gives a value that only a Relu or Clip takes the range of that one's result, and removes that node,
@@ -252,6 +254,17 @@ def _lets_zero_pass(clip: onnx.NodeProto, model: onnx.ModelProto) -> bool:
     bounds = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     signed = [(sign, name) for sign, name in zip((1, -1), clip.input[1:], strict=False) if name]
     return all(name in bounds and sign * bounds[name] <= 0 for sign, name in signed)
+
+
+def _without_scales(model: onnx.ModelProto, ranges: Path | None) -> list[str]:
+    """The names of nodes that take or give values or constants that are not finite, for which there is no scale."""
+    from onnxruntime.quantization import load_tensors_data
+
+    ends = {name: values.range_value for name, values in load_tensors_data(ranges).items()} if ranges else {}
+    tensors = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
+    numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
+    endless = {name for name, array in (ends | numbers).items() if not np.isfinite(array).all()}
+    return [node.name for node in model.graph.node if not endless.isdisjoint((*node.input, *node.output))]
 
 
 def _biases_without_scales(model: onnx.ModelProto) -> list[onnx.TensorProto]:

@@ -291,7 +291,7 @@ def calibrate(model: ir.Model, data: RunInputs, folder: Path) -> Path:
         )
         calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
         measured = calibrator.compute_data()
-        for values in measured.values():  # the library fails if any value of the model is not a number
+        for values in measured.values():  # the library fails if one is not a number, though nothing quantizes it
             values.lowest = np.where(np.isnan(values.lowest), np.float32(-np.inf), values.lowest)
             values.highest = np.where(np.isnan(values.highest), np.float32(np.inf), values.highest)
         save_tensors_data(measured, ranges)

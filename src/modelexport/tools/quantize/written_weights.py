@@ -247,7 +247,7 @@ class _Comparison:
             for name in sorted({value.name or "", back.outputs[0].name or ""} & {*self._measured}):
                 ends = np.array(self._range(self._there[name]), np.float32)
                 [back_again] = _computed(self._after, region, value, [ends])
-                if (np.abs(back_again - ends) > _scale(node)).any():
+                if not (np.abs(back_again - ends) <= _scale(node)).all():
                     yield name, "does not have the range of the data"
 
 
