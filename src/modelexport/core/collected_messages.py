@@ -73,8 +73,7 @@ def collected() -> Iterator[list[str]]:
             logger
             for name, logger in logging.root.manager.loggerDict.items()
             if isinstance(logger, logging.Logger)
-            and name.partition(".")[0] in PACKAGES
-            and (logger.handlers or name in PACKAGES)
+            and (name in PACKAGES or (logger.handlers and name.partition(".")[0] in PACKAGES))
         ]
         before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
         warnings.simplefilter("default")
