@@ -30,6 +30,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Import what tests need, but not in the process that only deals them out: the workers start after it."""
     if is_xdist_controller(session):
         return
+    # Garbage collections would look through the objects of all packages again and again, a tenth of the time of tests.
+    gc.set_threshold(50_000, 20, 100)
     import torch
     from hypothesis import HealthCheck, settings
 
@@ -68,9 +70,8 @@ def _exports_another(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    # Garbage collections would look through the objects of all packages again and again, a tenth of the time of tests.
+    # What packages made when they were imported stays.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

@@ -22,12 +22,6 @@ class Block(nn.Module):
         return self.two(torch.relu(self.one(x)))
 
 
-class Decorated(Block):
-    @torch.compile(backend="eager")
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.two(torch.relu(self.one(x)))
-
-
 class WithCondition(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +29,15 @@ class WithCondition(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, self.yes, self.no, (self.block(x),))
+
+
+def decorated() -> nn.Module:
+    class Decorated(Block):
+        @torch.compile(backend="eager")
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(torch.relu(self.one(x)))
+
+    return nn.Sequential(Decorated())
 
 
 def in_place() -> nn.Module:
@@ -51,7 +54,7 @@ MODELS = {
         {"0._orig_mod.one", "0._orig_mod.two", "1"},
     ),
     "in-place": (in_place, {"0.one", "0.two", "1.one", "1.two"}),
-    "decorated": (lambda: nn.Sequential(Decorated()), {"0.one", "0.two"}),
+    "decorated": (decorated, {"0.one", "0.two"}),
     "condition": (WithCondition, {"block._orig_mod.one", "block._orig_mod.two"}),
 }
 """Name to a builder and the leaves that run outside of branches."""
