@@ -121,7 +121,7 @@ def test_a_signal_ends_a_graph_that_runs_for_ever(place: Path) -> None:
     model.graph.node.insert(0, endless())
     onnx.save(model, "endless.onnx")
     began = time.perf_counter()
-    timer = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     timer.start()
     assert (
         line("profile", "endless.onnx", status=128 + signal.SIGTERM)
@@ -324,13 +324,13 @@ def test_the_other_name_of_the_standard_operators_is_known(place: Path) -> None:
 
 @pytest.mark.parametrize("key", ["parts", "files"])
 def test_a_manifest_of_very_many_files_is_refused(key: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_file, "MOST_PARTS", 1000)
-    monkeypatch.setattr(manifest_file, "PACKAGE_FILES", 1000)
+    monkeypatch.setattr(manifest_file, "MOST_PARTS", 100)
+    monkeypatch.setattr(manifest_file, "PACKAGE_FILES", 100)
     manifest = json.loads(Path("package/modelexport.json").read_text())
     part = manifest["parts"][0]
-    many = [{**part, "name": f"part_{n}"} if key == "parts" else f"{n}.onnx" for n in range(2000)]
+    many = [{**part, "name": f"part_{n}"} if key == "parts" else f"{n}.onnx" for n in range(200)]
     Path("package/modelexport.json").write_text(json.dumps(manifest | {key: many}))
-    assert f"names 2,00{'0' if key == 'parts' else '1'} {key}" in line("tree", "package")
+    assert f"names 20{'0' if key == 'parts' else '1'} {key}" in line("tree", "package")
 
 
 def test_an_adapter_is_read_where_the_output_exists(place: Path) -> None:

@@ -62,13 +62,13 @@ def test_one_graph_for_prompts_and_steps_has_a_table_for_each(llama: tuple[Path,
     tables = cost_parts(llama[1], {"batch": BATCH, "sequence": PROMPT})
     assert list(tables) == ["prefill", "decode"]
     macs = {name: table.whole["macs"] for name, table in tables.items()}
-    heads, width, layers, attended = 4, 8, 2, BATCH * PROMPT * PROMPT
+    heads, width, attended = 4, 8, BATCH * PROMPT * PROMPT
     linear = sum(
         row.own["macs"] for row in tables["prefill"].rows() if row.class_name == "Linear"
     )  # queries times keys, and weights times values
-    assert macs["prefill"] == linear + 2 * layers * heads * attended * width
+    assert macs["prefill"] == linear + 2 * heads * attended * width
     # One token for each row, which looks at the prompt and at itself.
-    assert macs["decode"] == linear // PROMPT + 2 * layers * heads * BATCH * (PROMPT + 1) * width
+    assert macs["decode"] == linear // PROMPT + 2 * heads * BATCH * (PROMPT + 1) * width
     assert not any(table.notes for table in tables.values())
 
 

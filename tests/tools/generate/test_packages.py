@@ -45,8 +45,7 @@ from modelexport.tools.generate.verify_by_generation import GenerationReport
 from modelexport.tools.quantize.quantized_packages import quantize_package
 
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaConfig(**SMALL),
-    "one layer of llama": lambda: transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1}),
+    "llama": lambda: transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1}),
     "sliding window": lambda: transformers.MistralConfig(**SMALL, sliding_window=8),
     "one layer": lambda: transformers.MistralConfig(**{**SMALL, "num_hidden_layers": 1}, sliding_window=8),
     "gpt2": lambda: transformers.GPT2Config(
@@ -161,8 +160,8 @@ CACHE = 24
 
 @pytest.fixture(scope="session")
 def static(shared: Shared) -> Path:
-    """A folder with a Llama of one layer in ``llama``, and in ``out`` a package of it with a cache of a fixed size."""
-    return shared("static", packaged("one layer of llama", "--static-cache", str(CACHE), "--no-check"))
+    """A folder with a small Llama in ``llama``, and in ``out`` a package of it with a cache of a fixed size."""
+    return shared("static", packaged("llama", "--static-cache", str(CACHE), "--no-check"))
 
 
 def test_a_decoder_is_one_graph_for_prompts_and_steps_with_names_for_people(llama: tuple[Path, Path]) -> None:
@@ -178,9 +177,9 @@ def test_a_decoder_is_one_graph_for_prompts_and_steps_with_names_for_people(llam
         "input_ids": ["batch", "sequence"],
         "attention_mask": ["batch", "past_sequence + sequence"],
         "position_ids": ["batch", "sequence"],
-        **{f"past_key_values.{layer}.{kind}": past for layer in (0, 1) for kind in ("key", "value")},
+        **{f"past_key_values.0.{kind}": past for kind in ("key", "value")},
         "logits": ["batch", "sequence", 128],
-        **{f"present.{layer}.{kind}": total for layer in (0, 1) for kind in ("key", "value")},
+        **{f"present.0.{kind}": total for kind in ("key", "value")},
     }
 
 
@@ -275,13 +274,13 @@ def test_verify_generates_in_both_from_padded_prompts_and_from_each_alone(llama:
 def test_verify_names_the_step_and_the_module_that_differ(llama: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(llama[1], tmp_path / "wrong")
     graph = onnx.load(tmp_path / "wrong" / "decode.onnx", load_external_data=False)
-    wrong = next(node for node in graph.graph.node if _call(node) == "model.layers.1.mlp")
+    wrong = next(node for node in graph.graph.node if _call(node) == "model.layers.0.mlp")
     assert wrong.op_type == "Mul"
     wrong.input[1] = wrong.input[0]
     onnx.save(graph, tmp_path / "wrong" / "decode.onnx")
     model = load_model(str(llama[0])).model
     report = modelexport.verify_generation(model, tmp_path / "wrong", example_prompts(model, None)[:1], new_tokens=4)
-    assert {(one.first_wrong_logits, one.module) for one in report.runs} == {(0, "model.layers.1.mlp")}
+    assert {(one.first_wrong_logits, one.module) for one in report.runs} == {(0, "model.layers.0.mlp")}
     assert not report.agrees
 
 
@@ -547,7 +546,8 @@ def test_a_second_turn_in_genai_goes_on_after_an_end_token_and_after_a_turn_that
     ended = started_in_genai(folder, ids, 3 + len(reply) + 6)
     assert _tokens_of(ended) == free[:7]  # without the end token
     ended.append_tokens(reply)
-    assert [*_tokens_of(ended), free[7]] == goes_on([*free[:7], *reply])
+    further = goes_on([*free[:7], *reply])
+    assert _tokens_of(ended) == further[: further.index(free[7])]
 
 
 @pytest.mark.slow
@@ -583,7 +583,7 @@ def test_transformers_loads_the_package_and_runs_its_part(llama: tuple[Path, Pat
     model = load_model(str(llama[0])).model
     exported = ExportedModel.from_pretrained(llama[1])
     ids = torch.tensor([[5, 77, 23]])
-    past: Any = {str(layer): {kind: torch.zeros(1, 2, 0, 8) for kind in ("key", "value")} for layer in (0, 1)}
+    past: Any = {"0": {kind: torch.zeros(1, 2, 0, 8) for kind in ("key", "value")}}
     positions = torch.arange(3)[None]
     made = exported(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, past_key_values=past)
     torch.testing.assert_close(made["logits"], model(ids).logits, atol=1e-5, rtol=1e-4)
@@ -612,8 +612,8 @@ def test_commands_take_a_folder_as_they_take_a_file(llama: tuple[Path, Path], tm
     tree = json.loads(run("tree", "out", "--json", cwd=cwd).stdout)
     alone = json.loads(run("tree", "out/decode.onnx", "--json", cwd=cwd).stdout)
     assert tree["parts"]["decode"]["tree"] == alone["tree"]
-    nodes = json.loads(run("nodes", "out", "model.layers.1.mlp", "--json", cwd=cwd).stdout)
-    assert {row["call"] for row in nodes["parts"]["decode"]} > {"model.layers.1.mlp.up_proj"}
+    nodes = json.loads(run("nodes", "out", "model.layers.0.mlp", "--json", cwd=cwd).stdout)
+    assert {row["call"] for row in nodes["parts"]["decode"]} > {"model.layers.0.mlp.up_proj"}
     assert run("extract", "out", "model.layers.0.mlp", "-o", tmp_path / "mlp.onnx", cwd=cwd).returncode == 0
     assert run("compare", "out", "out", cwd=cwd).returncode == 0
 
