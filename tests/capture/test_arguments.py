@@ -83,6 +83,7 @@ def test_objects_are_taken_apart_and_what_is_no_tensor_is_kept(frontend: Any, tm
     assert torch.allclose(torch.from_numpy(more), expected["given"].x, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constants", [pytest.param(["length"], marks=pytest.mark.slow), ["auto"]])
 def test_an_input_that_says_how_many_steps_is_a_constant(constants: list[str], tmp_path: Path) -> None:
     model = Steps().eval()
@@ -140,6 +141,7 @@ class BranchesAndSteps(Steps):
         return super().forward(x if x.mean() > 0 else x * 3, length)
 
 
+@pytest.mark.slow
 def test_a_constant_that_does_not_help_is_not_offered(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="data-dependent") as caught:
         export(BranchesAndSteps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx", frontend="dynamo")

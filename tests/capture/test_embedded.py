@@ -145,6 +145,7 @@ def test_a_scripted_model(tmp_path: Path) -> None:
     assert result.verified.agrees
 
 
+@pytest.mark.slow
 def test_a_scripted_part_decides_by_a_size_between_one_and_the_example(tmp_path: Path) -> None:
     model, x = Scripted().eval(), torch.rand(3, 4)
     result = export(model, (x,), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)

@@ -260,10 +260,7 @@ def test_no_operation_has_another_layers_tag_and_the_older_way_is_found_out(tmp_
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("qwen3-moe", "condition", "nested-branches") else ())
-        for name in STOPPED
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name not in ("loop", "data-dependent") else ()) for name in STOPPED],
 )
 def test_a_model_that_cannot_be_traced_names_operator_or_line_in_one_line(name: str) -> None:
     with pytest.raises(CaptureError, match=STOPPED[name]) as raised:
@@ -511,7 +508,10 @@ class FunctionalForce(Force):
         return -torch.func.grad(lambda one: self.energy(one).tanh().sum())(x)
 
 
-@pytest.mark.parametrize("model", [Force(), FunctionalForce()], ids=["autograd", "func"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(Force(), id="autograd"), pytest.param(FunctionalForce(), id="func", marks=pytest.mark.slow)],
+)
 def test_a_model_that_differentiates_is_refused_with_a_way_out(model: nn.Module) -> None:
     with pytest.raises(CaptureError, match="export the module that they are taken of"):
         capture(model.eval(), (torch.randn(2, 3),), "dynamo")

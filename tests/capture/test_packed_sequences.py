@@ -73,6 +73,7 @@ def test_any_lengths_in_any_order(name: str, tmp_path: Path) -> None:
     _agree(model, path, torch.randn(5, 5, 3), [5, 1, 2, 4, 1])
 
 
+@pytest.mark.slow
 def test_the_older_front_end_says_nothing_on_the_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model, path = Packing(nn.GRU(3, 4, bidirectional=True), whole=False).eval(), tmp_path / "m.onnx"

@@ -171,7 +171,8 @@ def test_observers_that_python_asks_for_are_named(tmp_path: Path) -> None:
         export(model, (X,), tmp_path / "model.onnx", frontend="dynamo")
 
 
-@pytest.mark.parametrize("name", [pytest.param("fused, per channel", marks=pytest.mark.slow), "asked, per tensor"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fused, per channel", "asked, per tensor"])
 def test_observers_that_saw_nothing_are_refused(name: str, tmp_path: Path) -> None:
     model = prepared(CONFIGS[name](), steps=0).apply(ao.disable_observer)
     with pytest.raises(UsageError, match="has seen no data"):
@@ -188,6 +189,7 @@ def test_a_range_by_channel_that_saw_nothing_is_named(tmp_path: Path) -> None:
         export(model, (X,), tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_a_module_that_does_not_quantize_is_exported_as_it_is(tmp_path: Path) -> None:
     model = prepared(CONFIGS["asked, per tensor"]()).apply(ao.disable_observer)
     model.fc.weight_fake_quant.disable_fake_quant()

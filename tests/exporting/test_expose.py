@@ -113,6 +113,7 @@ def test_other_encodings_expose_them_too(model: Model, tags_as: Encoding, tmp_pa
     assert verify(model, {"x": x}, result).agrees
 
 
+@pytest.mark.slow
 def test_they_survive_a_tool_and_can_be_cut_out(model: Model, tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     file = export(model, {"x": x}, tmp_path / "m.onnx", expose=["class:Two"], dynamic=True, check=False)

@@ -158,6 +158,7 @@ def test_an_axis_that_only_a_reshape_fixes_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_axis_that_is_dynamic_throughout_passes(tmp_path: Path) -> None:
     interface = read_interface(NameOptions(axes=["batch,sequence"]))
     inputs = {"input": INPUTS["x"]}

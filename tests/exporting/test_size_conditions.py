@@ -117,6 +117,7 @@ class Constant(nn.Module):
         return torch.stack([self.linear(row) for row in x]) / math.cos(x.shape[1])
 
 
+@pytest.mark.slow
 def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_other_sizes(tmp_path: Path) -> None:
     result = export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "x.onnx", dynamic=True)
     assert [(one.input, one.axis, one.size) for one in result.fixed] == [("x", 0, 2), ("x", 1, 3)]
@@ -137,6 +138,7 @@ class Lookup(nn.Module):
         return x * {8: 2.0, 16: 3.0}.get(x.shape[1], 1.0)
 
 
+@pytest.mark.slow
 def test_the_line_is_that_of_the_model_if_its_code_is_interpreted(tmp_path: Path) -> None:
     (fixed,) = export(Lookup().eval(), {"x": torch.rand(2, 8)}, tmp_path / "x.onnx", dynamic=True).fixed
     assert (fixed.input, fixed.axis, fixed.size) == ("x", 1, 8)
@@ -190,9 +192,8 @@ class DoublesMany(nn.Module):
         return 2 * x if x.shape[0] > 3 else x + 1
 
 
-@pytest.mark.parametrize(
-    "example", [pytest.param(torch.ones(2, 8), marks=pytest.mark.slow), torch.ones(2, 8, dtype=torch.int64)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("example", [torch.ones(2, 8), torch.ones(2, 8, dtype=torch.int64)])
 def test_a_condition_is_kept_if_the_numbers_of_the_example_do_not_show_it(
     example: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -337,6 +338,7 @@ def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
     assert Refuses.runs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
 def test_a_product_with_a_fraction_that_is_rounded_is_a_condition(frontend: Any, tmp_path: Path) -> None:
     class Shortens(nn.Module):

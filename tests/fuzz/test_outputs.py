@@ -407,6 +407,7 @@ def test_the_report_and_the_dag_files_of_an_export_replace_only_those_of_another
     assert run(*export).status == 0
 
 
+@pytest.mark.slow
 def test_the_report_of_a_model_with_a_line_break_in_its_name_is_replaced(tmp_path: Path) -> None:
     how = {"name": "two\nlines", "check": False, "frontend": "torchscript"}
     for _ in range(2):

@@ -258,6 +258,7 @@ def test_a_namespace_of_names_alone_becomes_the_tags(tmp_path: Path, exported: E
         assert own.tags[owner_of(node).call] == found.tags[owner_of(same).call]
 
 
+@pytest.mark.slow
 def test_parameters_are_those_in_the_state_dict(tmp_path: Path) -> None:
     by_dynamo("buffers").save(tmp_path / "x.onnx")
     modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")

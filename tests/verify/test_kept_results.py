@@ -71,7 +71,7 @@ SOME_QUICK = [
     InAttribute,
     pytest.param(InDictionary, marks=pytest.mark.slow),
     pytest.param(InProcess, marks=pytest.mark.slow),
-    InFunction,
+    pytest.param(InFunction, marks=pytest.mark.slow),
 ]
 
 

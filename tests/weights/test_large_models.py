@@ -228,6 +228,7 @@ def test_where_no_link_can_be_made_the_error_names_the_way_out_and_nothing_is_le
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_the_links_of_a_hub_cache_are_followed(short: Path, tmp_path: Path) -> None:
     cache = tmp_path / "models--a--llama"
     (cache / "snapshots" / "1").mkdir(parents=True)
@@ -244,6 +245,7 @@ def test_the_links_of_a_hub_cache_are_followed(short: Path, tmp_path: Path) -> N
         assert onnxruntime.InferenceSession(folder / "model.onnx").run(None, {})[0].shape == (64, 32)
 
 
+@pytest.mark.slow
 def test_a_tied_parameter_is_one_initializer_with_all_its_names(checkpoints: Path, tmp_path: Path) -> None:
     loaded, result = exported(checkpoints / "tied", tmp_path / "model.onnx", verify=True)
     assert result.verified is not None

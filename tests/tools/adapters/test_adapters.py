@@ -143,6 +143,7 @@ def test_the_graph_tells_which_axis_of_a_square_weight_is_that_of_its_results(
     assert distance(run(inputs.path, file.case, inputs.adapters[0].path), expected) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_several_are_merged_one_after_the_other(exported: Exporter, tmp_path: Path) -> None:
     path = exported("llama").path
     folders = [ADAPTERS / "attention", ADAPTERS / "everything"]

@@ -39,6 +39,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 EVERYTHING = ["--fail-on", "structure,weights,outputs,cost"]
 
 
+@pytest.mark.slow
 def test_two_exports_do_not_differ(exported: Exporter, tmp_path: Path) -> None:
     """That those of two processes are the same bytes is a test of the command line."""
     one, again = exported("blocks"), tmp_path / "again.onnx"

@@ -65,10 +65,10 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray], tolerance:
 
 
 MODULES = [
-    ("llama", "model.layers.1"),
+    ("blocks", "shared@1"),
     ("bert", "encoder.layer.0.attention"),
     ("unet", "middle"),
-    ("blocks", "shared@1"),
+    ("llama", "model.layers.1"),
 ]
 
 
@@ -114,7 +114,7 @@ def is_of(node: ir.Node, module: str) -> bool:
     return any(str(call) == module or str(call).startswith(f"{module}.") for call in owner_of(node).calls)
 
 
-OPERATORS = [("llama", "model.layers.*"), ("llama", "**.mlp"), ("bert", "class:LayerNorm"), ("blocks", "shared")]
+OPERATORS = [("blocks", "shared"), ("llama", "**.mlp"), ("bert", "class:LayerNorm"), ("llama", "model.layers.*")]
 
 
 @pytest.mark.sweep
@@ -266,7 +266,7 @@ class Wider(nn.Module):
         return self.out(torch.sigmoid(self.into(hidden)))
 
 
-@pytest.mark.parametrize("tags_as", ["metadata", "functions"])
+@pytest.mark.parametrize("tags_as", ["metadata", pytest.param("functions", marks=pytest.mark.slow)])
 def test_a_submodule_becomes_one_exported_from_changed_code(tags_as: str, exported: Exporter, tmp_path: Path) -> None:
     file = exported("blocks")
     wider = Wider().eval()
@@ -327,10 +327,10 @@ def test_false_tags_are_found_where_other_modules_were_replaced(exported: Export
 
 
 CHANGED = [
-    ("unet", "down.1"),
-    ("bert", "encoder.layer.0"),
     ("tied-weights", "embedding"),
+    ("unet", "down.1"),
     ("llama", "model.layers.1.mlp"),
+    ("bert", "encoder.layer.0"),
     ("mixtral", "model.norm"),
     ("t5", "encoder.block.1"),
     ("albert", "encoder.albert_layer_groups.0"),

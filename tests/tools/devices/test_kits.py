@@ -80,6 +80,7 @@ def test_a_kit_is_not_written_through_a_link_inside_its_folder(file: Path, tmp_p
     assert [each.name for each in (tmp_path / "kit").iterdir()] == ["values"]
 
 
+@pytest.mark.slow
 def test_a_kit_knows_the_weights_files_of_its_model(file: Path, tmp_path: Path) -> None:
     outside, data, kit = tmp_path / "model.onnx", tmp_path / "model.data", tmp_path / "kit"
     onnx.save(onnx.load(file), outside, save_as_external_data=True, location=data.name, size_threshold=0)

@@ -60,7 +60,7 @@ def check_sums(found: ModuleProfile) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "name", ["bert", "vit", "resnet", "gpt2-cache", "condition", "recurrent", "unet", "whisper", "llama", "mixtral"]
+    "name", ["condition", "bert", "vit", "resnet", "gpt2-cache", "recurrent", "unet", "whisper", "llama", "mixtral"]
 )
 def test_nearly_all_time_belongs_to_modules_at_every_level(exported: Exporter, name: str) -> None:
     for level in LEVELS:
@@ -206,11 +206,12 @@ def quantize(source: Path, target: Path, module: str, kind: str) -> None:
     retag(plain, source=source, output=target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "operator", "touched"),
     # int8 also quantizes what goes into the layer, where it is made.
     [
-        pytest.param("int8", "DynamicQuantizeMatMul", {"layers.0.1"}, marks=pytest.mark.slow),
+        ("int8", "DynamicQuantizeMatMul", {"layers.0.1"}),
         ("int4", "MatMulNBits", set()),
     ],
 )
@@ -333,6 +334,7 @@ def test_another_file_is_run_with_the_sizes_that_it_fixes(tmp_path: Path) -> Non
     files = [written(tmp_path / f"{rows}.onnx", text % (rows, rows)) for rows in ("N", "5")]
     done = run("profile", files[0], "--against", files[1], "--runs", "1")
     assert "random (x float32[5, 8])" in done.stdout, done.stderr
+    assert "AGAINST SECONDS" in done.stdout
     done = run("profile", files[0], "--against", files[1], "--size", "N=4")
     assert done.returncode == 2
     assert "axis 0 of x is 5 in " in done.stderr

@@ -234,6 +234,7 @@ def test_quantizing_leaves_the_model_alone(exported: Exporter) -> None:
     assert sum(node.op_type == "MatMulNBits" for node in made.graph) > 5
 
 
+@pytest.mark.slow
 def test_what_is_quantized_already_is_left_alone(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     modelexport.quantize(case.path, tmp_path / "int4.onnx", to="int4", only=["encoder.layer.0"])

@@ -203,6 +203,7 @@ def test_the_fastest_methods_are_chosen_though_they_are_not_the_smallest(
     assert {rule.method for rule in found.recipe.rules} == {"int8-weights"}
 
 
+@pytest.mark.slow
 def test_what_is_not_faster_as_a_whole_is_of_no_use(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     found = timed(exported("bert"), monkeypatch, {"int4": -0.1}, 1.1)
     assert found.met

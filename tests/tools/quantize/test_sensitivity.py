@@ -32,7 +32,7 @@ from modelexport.tools.quantize.search_within_bound import recipe_for, search
 from modelexport.tools.quantize.sensitivity import measure_alone, rank_correlation
 from modelexport.tools.quantize.switched_model import Unit, find_units
 
-NAMES = ["bert", "resnet", "tied-weights"]
+NAMES = [pytest.param("bert", marks=pytest.mark.slow), "resnet", "tied-weights"]
 
 
 def method_of(text: str) -> Method:
@@ -188,6 +188,7 @@ def test_runs_end_when_they_agree(exported: Exporter) -> None:
     assert np.array_equal(few, every[:2])
 
 
+@pytest.mark.slow
 def test_the_note_judges_the_order_by_what_ended_the_runs(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     case = exported("bert")
     monkeypatch.setattr("modelexport.tools.quantize.sensitivity.rank_correlation", lambda *_: 0.7)

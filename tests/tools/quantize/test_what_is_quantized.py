@@ -156,7 +156,9 @@ def test_tables_are_quantized_where_that_is_asked_for(tmp_path: Path) -> None:
     assert operators(tmp_path / "q.onnx") == ["GatherBlockQuantized", "MatMulNBits"]
 
 
-@pytest.mark.parametrize("method", ["int4", "int4:symmetric=true", "int8-weights"])
+@pytest.mark.parametrize(
+    "method", ["int4", pytest.param("int4:symmetric=true", marks=pytest.mark.slow), "int8-weights"]
+)
 def test_a_tied_table_has_the_codes_of_the_product(method: str, tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(32, 64), torch.nn.Linear(64, 32, bias=False))
     model[1].weight = model[0].weight

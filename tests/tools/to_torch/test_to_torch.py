@@ -444,6 +444,7 @@ class Gated(nn.Module):
         return self.gate(self.second(self.gate(self.first(x))))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_module_that_was_called_twice_under_one_name_takes_no_other_modules_nodes(tmp_path: Path) -> None:
     """Other exporters do not tell the two calls of the gate apart, so it seems to run before the second layer."""
     torch.onnx.export(Gated().eval(), (torch.randn(2, 4),), tmp_path / "x.onnx", dynamo=True, verbose=False)
@@ -476,6 +477,7 @@ class Shortened(nn.Module):
         return x[:, : length[0]].mean(1)
 
 
+@pytest.mark.slow
 def test_a_size_that_is_a_value_stays_dynamic(tmp_path: Path) -> None:
     """Python reads it as a number, in a way that exporters understand."""
     model, x, length = Shortened().eval(), torch.randn(2, 5, 8), torch.tensor([3])
