@@ -518,7 +518,15 @@ def test_cost_counts_the_bits_that_the_file_has(made: Callable[[str], Made]) -> 
     rows, columns = 64, 128
     order = columns * 8
     assert row.own["bytes"] == rows * columns / 2 + rows * columns / 16 * (4 + 0.5) + order
-    assert row.own["parameters"] == rows * columns + rows * columns / 16 * 2
+
+
+@pytest.mark.slow
+def test_cost_counts_numbers_scales_and_zero_points_as_parameters(made: Callable[[str], Made]) -> None:
+    table = cost(made("awq").path)
+    row = next(row for row in table.rows() if row.address == "model.layers.0.mlp.down_proj")
+    rows, columns = 64, 128
+    assert row.own["bytes"] == rows * columns / 2 + rows * columns / 32 * (4 + 0.5)
+    assert row.own["parameters"] == rows * columns + rows * columns / 32 * 2
 
 
 def spoiled(folder: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> Path:
