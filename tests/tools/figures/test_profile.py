@@ -334,7 +334,6 @@ def test_another_file_is_run_with_the_sizes_that_it_fixes(tmp_path: Path) -> Non
     files = [written(tmp_path / f"{rows}.onnx", text % (rows, rows)) for rows in ("N", "5")]
     done = run("profile", files[0], "--against", files[1], "--runs", "1")
     assert "random (x float32[5, 8])" in done.stdout, done.stderr
-    assert "AGAINST SECONDS" in done.stdout
     done = run("profile", files[0], "--against", files[1], "--size", "N=4")
     assert done.returncode == 2
     assert "axis 0 of x is 5 in " in done.stderr

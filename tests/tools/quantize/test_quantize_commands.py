@@ -45,6 +45,9 @@ def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_p
     assert loose.returncode == 0
     assert loose.stdout.splitlines()[-1].startswith("agree: last_hidden_state is off by ")
     assert run("verify", file, "--bound", "1").stderr.startswith("modelexport: --bound goes with --against")
+    profiled = run("profile", file, "--against", output, "--runs", "1", "--depth", "1")
+    assert profiled.returncode == 0
+    assert "AGAINST SECONDS" in profiled.stdout
 
 
 def test_a_report_has_the_time_and_the_error_of_a_quantized_file(tmp_path: Path) -> None:
