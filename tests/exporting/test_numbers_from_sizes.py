@@ -110,8 +110,8 @@ class All(nn.Module):
 @pytest.mark.parametrize(
     ("frontend", "names"),
     [
-        ("dynamo", tuple(FUNCTIONS)[::20]),
-        ("torchscript", BY_TRACE[::8]),
+        ("dynamo", tuple(FUNCTIONS)[::40]),
+        ("torchscript", BY_TRACE[::16]),
         pytest.param("torchscript", BY_TRACE, marks=pytest.mark.slow),
         pytest.param("dynamo", tuple(FUNCTIONS), marks=pytest.mark.slow),
     ],

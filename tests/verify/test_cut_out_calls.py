@@ -54,7 +54,9 @@ def files(shared: Shared) -> Path:
     return shared("cut-out-calls", make)
 
 
-@pytest.mark.parametrize(("name", "calls"), [("block0", 3), ("block1", 3), ("linear", 1)])
+@pytest.mark.parametrize(
+    ("name", "calls"), [pytest.param("block0", 3, marks=pytest.mark.slow), ("block1", 3), ("linear", 1)]
+)
 def test_a_call_agrees_with_its_call_of_the_model_and_with_the_whole_file(files: Path, name: str, calls: int) -> None:
     part = files / f"{name}.onnx"
     with_model = verify(Model(), X, part)

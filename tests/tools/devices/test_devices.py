@@ -119,7 +119,7 @@ def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Pa
     assert [status(3 * in_half, device) for device in (half, narrow)] == ["off", "off"]
 
 
-@pytest.mark.parametrize("fuses", [True, False])
+@pytest.mark.parametrize("fuses", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_change_that_makes_a_region_right_is_tried_and_written(file: Path, tmp_path: Path, fuses: bool) -> None:
     """Nodes that are fused are kept apart; an operator that is wrong is replaced by its definition."""
     spoils = is_fused("Add", "LayerNormalization") if fuses else is_operator("LayerNormalization")
