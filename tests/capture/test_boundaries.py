@@ -146,6 +146,12 @@ def _hooked() -> nn.Module:
     return model
 
 
+def _hooked_with_keywords() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model.register_forward_pre_hook(lambda module, given, named: ((given[0] * 3,), named), with_kwargs=True)
+    return model
+
+
 class WritesForOthers(nn.Module):
     """Its parts write into a tensor that they are given, and return nothing."""
 
@@ -173,12 +179,21 @@ class TakesComplex(nn.Module):
         return z.abs() + z.real
 
 
-@pytest.mark.parametrize("name", ["hooks of the root", "writes into arguments", "complex inputs"])
+BOUNDARIES = {
+    "hooks of the root": _hooked,
+    "hooks with keywords": _hooked_with_keywords,
+    "writes into arguments": WritesForOthers,
+    "complex inputs": TakesComplex,
+}
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
 def test_boundaries_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     x = torch.linspace(-1, 1, 8).reshape(2, 4)
-    made = {"hooks of the root": _hooked, "writes into arguments": WritesForOthers, "complex inputs": TakesComplex}
     given = torch.complex(x, x.flip(0)) if name == "complex inputs" else x
-    result = export(made[name]().eval(), (given,), tmp_path / "m.onnx", frontend="dynamo", verify=True, check=False)
+    result = export(
+        BOUNDARIES[name]().eval(), (given,), tmp_path / "m.onnx", frontend="dynamo", verify=True, check=False
+    )
     assert result.verified is not None
     assert result.verified.agrees
 

@@ -153,6 +153,18 @@ def test_a_model_that_computes_with_random_numbers_is_not_called_wrong(tmp_path:
     assert (result.check.status, result.check.step) == ("skipped", "outputs")
 
 
+class SameNoise(nn.Module):
+    """Seeds its own generator, so that every run adds the same numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(4, generator=torch.Generator().manual_seed(3))
+
+
+def test_a_file_that_draws_numbers_that_are_the_same_in_every_run_of_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match="PyTorch has the same in every run: make them a buffer"):
+        export(SameNoise(), (X,), tmp_path / "m.onnx", frontend="dynamo")
+
+
 def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
     factory = tmp_path / "wrong.py"
     factory.write_text(

@@ -121,6 +121,11 @@ def test_a_module_that_contains_itself_is_listed_once() -> None:
     assert [(module.path, module.parameters) for module in tree] == [("", 6), ("inner", 6)]
 
 
+def test_a_weight_on_the_device_meta_is_named() -> None:
+    with pytest.raises(InputsError, match="weight is on the device meta and has no numbers: load the weights"):
+        trace_calls(nn.Linear(4, 4).to("meta"), (X,))
+
+
 def test_parameters_that_are_not_made_yet_count_as_none() -> None:
     lazy = nn.Sequential(nn.LazyLinear(2))
     tree = module_tree(lazy)

@@ -488,6 +488,11 @@ def test_given_inputs_that_do_not_fit_are_named_with_the_reason(inputs: Any, sai
     assert error.value.__cause__ is not None
 
 
+def test_a_weight_on_the_device_meta_is_named() -> None:
+    with pytest.raises(InputsError, match="weight is on the device meta and has no numbers: load the weights"):
+        check_inputs(nn.Linear(3, 4).to("meta"), (torch.rand(2, 3),))
+
+
 def test_what_does_not_run_in_a_branch_is_one_error_and_no_log(capfd: pytest.CaptureFixture[str]) -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:

@@ -550,6 +550,40 @@ def test_rows_that_are_expanded_for_a_call_are_of_its_caller(
     assert report.agrees, report
 
 
+class Mixed(nn.Module):
+    """A body in half precision before a norm in float32."""
+
+    def __init__(self, half: torch.dtype) -> None:
+        super().__init__()
+        self.half = half
+        self.body, self.norm = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)).to(half), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.body(x.to(self.half)).float())
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_parts_in_half_precision_are_compared_without_their_rounding(half: torch.dtype, tmp_path: Path) -> None:
+    assert proven(Mixed(half).eval(), (torch.randn(2, 4),), tmp_path, frontend="torchscript").agrees
+
+
+class NormalizesItsWeight(nn.Module):
+    """Writes into the weight of a module before it calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.linear.weight.div_(self.linear.weight.norm(dim=1, keepdim=True))
+        return self.linear(x)
+
+
+def test_a_weight_that_a_caller_writes_to_is_computed_by_it(tmp_path: Path) -> None:
+    model = NormalizesItsWeight().eval().requires_grad_(False)
+    assert proven(model, (torch.randn(2, 4),), tmp_path, frontend="torchscript").agrees
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["ortho", "forward"])
 def test_spectra_along_several_axes_are_not_accused(norm: str, tmp_path: Path) -> None:

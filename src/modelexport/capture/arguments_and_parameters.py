@@ -28,19 +28,14 @@ from modelexport.pytorch.private_torch import tree_leaves
 def by_name(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs by name, so that the graph's inputs get those names; unchanged if they cannot be named.
 
-    Unchanged as well if a hook of the model takes positional arguments: PyTorch gives it no others.
+    Unchanged as well if the model has hooks, which take arguments as they are given.
     """
     args, kwargs = run_arguments(inputs)
-    if args and (_hooks_take_positions(model) or not has_names_for(model, args)):
+    if args and (model._forward_pre_hooks or model._forward_hooks or not has_names_for(model, args)):
         return args, kwargs
     named = arguments_by_name(model, inputs)
     # The model itself will raise a clearer error for arguments that do not fit.
     return ((), named) if len(named) == len(args) + len(kwargs) else (args, kwargs)
-
-
-def _hooks_take_positions(model: nn.Module) -> bool:
-    hooks = {*model._forward_pre_hooks, *model._forward_hooks}
-    return bool(hooks - {*model._forward_pre_hooks_with_kwargs, *model._forward_hooks_with_kwargs})
 
 
 def with_parameters(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:

@@ -48,6 +48,7 @@ def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
         sides: The model and the file at ``path``.
         inputs: The example inputs; not changed.
     """
+    from modelexport.pytorch.runs.repeatability import find_unrepeatable
     from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.compared_runs import explained
@@ -85,12 +86,18 @@ def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
         return FileCheck(status="failed", step="other inputs", reason=masked)
     excused = [now.reason for was, now in zip(ran.outputs, run.outputs, strict=True) if was.status != now.status]
     if excused and random:
-        return FileCheck(status="skipped", step="outputs", reason=excused[0])
+        behaviors = find_unrepeatable(sides.model, inputs)
+        repeats = not any(behavior.kind in ("random", "buffer") for behavior in behaviors)
+        reason = _SAME_NUMBERS if repeats else excused[0]
+        return FileCheck(status="failed" if repeats else "skipped", step="outputs", reason=reason)
     doubted = compared
     if compared.contradictions and (changed := changed_weights(sides.model, sides.tagged.model, None)[0]):
         _, doubted = sides.compared(inputs, changed)  # by fresh weights, several calls may compute one value
     doubts = filter(None, (*excused[:1], otherwise, _lost_calls(sides, reference), _doubts(doubted)))
     return FileCheck(status="passed", step="outputs" if excused else None, reason="; ".join(doubts), largest=largest)
+
+
+_SAME_NUMBERS = "the file draws random numbers, and PyTorch has the same in every run: make them a buffer of the model"
 
 
 def _not_run(sides: ModelAndFile, step: CheckStep, error: str) -> FileCheck:

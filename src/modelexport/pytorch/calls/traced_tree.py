@@ -59,9 +59,10 @@ def trace_calls(
         except Exception as error:  # the code of a model may raise anything
             call = recorder.raised_in(error) or ROOT
             reason = (str(error).strip().splitlines() or ["no message"])[0]
+            way_out = without_numbers(model, error) or "check the example inputs"
             raise InputsError(
                 f"the model raised {type(error).__name__} while running {call} "
-                f"({type(model.get_submodule(call.path)).__name__}): {reason}; check the example inputs"
+                f"({type(model.get_submodule(call.path)).__name__}): {reason}; {way_out}"
             ) from error
     if not recorder.seen or recorder.seen[0].call != ROOT:
         raise InputsError(
@@ -69,6 +70,13 @@ def trace_calls(
             f"let it call super().__call__, or remove it"
         )
     return CallTree(tuple(recorder.seen))
+
+
+def without_numbers(model: nn.Module, error: BaseException | None) -> str:
+    """What to do if a model fails because a weight was never loaded; empty if it fails for another reason."""
+    weights = (*model.named_parameters(), *model.named_buffers())
+    absent = [name for name, tensor in weights if tensor.is_meta] if "meta" in str(error) else []
+    return f"{absent[0]} is on the device meta and has no numbers: load the weights" if absent else ""
 
 
 @contextmanager

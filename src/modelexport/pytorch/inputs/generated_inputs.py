@@ -21,6 +21,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import InputsError
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.module_tree_of_model import check_has_forward
+from modelexport.pytorch.calls.traced_tree import without_numbers
 from modelexport.pytorch.inputs.argument_tensors import InputMaker
 from modelexport.pytorch.inputs.described_inputs import read_spec
 from modelexport.pytorch.inputs.trial_runs import SAMPLES, Inputs, TrialRuns, fitting_shapes
@@ -108,7 +109,7 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | Sequence[An
     where = f"in {call}: " if call not in (None, ROOT) else ""
     named = inputs if isinstance(inputs, Mapping) else {f"argument {i}": value for i, value in enumerate(inputs)}
     reason = error_line(runner.first_error)
-    way_out = "give other inputs"
+    way_out = without_numbers(model, runner.first_error) or "give other inputs"
     if isinstance(runner.first_error, ImportError):
         way_out = "install the package that its code imports"
     raise InputsError(

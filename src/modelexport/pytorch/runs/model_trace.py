@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.calls_in_branches import Bodies
-from modelexport.pytorch.calls.traced_tree import has_narrow_weights, untouched
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import (
@@ -143,9 +143,8 @@ class _Recording:
         self._recorder = CallRecorder(self.model, watch=self._watch)
         self._own_memory = set() if self.weights is not None else set(map(memory_of, self.model.parameters()))
         self.own = own_type(self.model, self.inputs)
-        narrow = has_narrow_weights(self.model) or self.own in HALF
-        self.types = {dtype: wide for dtype, wide in _WIDE.items() if narrow or dtype not in HALF}
-        """Types to those of a wide run. Half precision in a model of float32 is rounded there, too, as in its file."""
+        self.types = {dtype: wide for dtype, wide in _WIDE.items() if dtype is self.own or dtype not in HALF}
+        """Types to those of a wide run. Half precision that is not the model's own is rounded there, as in its file."""
 
     def widened(self, value: Any) -> Any:
         """A narrow tensor in float64; anything else as it is."""
@@ -231,8 +230,9 @@ class _Recording:
         tensors = list(filter(has_elements, tensor_leaves(arguments)))
         for tensor in filter(has_elements, tensor_leaves(output)):
             memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
-            if memory is not None and (memory in self._own_memory or memory in parameters) and 0 not in tensor.stride():
-                continue  # unless it is expanded
+            is_own = memory is not None and (memory in self._own_memory or memory in parameters)
+            if is_own and 0 not in tensor.stride() and not func._schema.is_mutable:
+                continue  # unless it is expanded, or written to
             stored = as_stored(tensor)
             if not any(tensor is argument for argument in tensors) or func._schema.is_mutable:
                 self.content(stored).computed[call] = None
@@ -290,12 +290,14 @@ def _draws(func: Any) -> bool:
 
 
 def own_type(model: nn.Module, inputs: Inputs) -> torch.dtype:
-    """The widest floating-point type of a model's weights and inputs; a run in float64 does not show it."""
+    """The floating-point type of a model, which a run in float64 does not show: float64 if a weight or an input has it,
+    else that of parameters in half precision, else float32.
+    """
     tensors = (*model.parameters(), *model.buffers(), *tensor_leaves(inputs))
     types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     if torch.float64 in types:
         return torch.float64
-    return types.pop() if len(types) == 1 else torch.float32
+    return half_type(model.parameters()) or (types.pop() if len(types) == 1 else torch.float32)
 
 
 class _Operations(OperationMode):
