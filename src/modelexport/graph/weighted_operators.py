@@ -24,28 +24,38 @@ class WeightedOperator(NamedTuple):
 
 
 _PRODUCT = WeightedOperator()
-WEIGHTED: Mapping[str, WeightedOperator] = {
-    **dict.fromkeys(("MatMul", "FusedMatMul", "Attention"), _PRODUCT),
-    "Gemm": WeightedOperator(bias=2),
-    "Conv": WeightedOperator(summed=1, results=(0,), bias=2),
-    "ConvTranspose": WeightedOperator(summed=0, results=(1,), bias=2),
-    "Gather": WeightedOperator(weight=0, summed=-1, results=(0,)),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), WeightedOperator(summed=-1, results=(0, 1))),
+WEIGHTED: Mapping[tuple[str, str], WeightedOperator] = {
+    ("", "MatMul"): _PRODUCT,
+    ("com.microsoft", "FusedMatMul"): _PRODUCT,
+    ("com.microsoft", "Attention"): _PRODUCT,  # the one of ONNX has no weight
+    ("", "Gemm"): WeightedOperator(bias=2),
+    ("", "Conv"): WeightedOperator(summed=1, results=(0,), bias=2),
+    ("", "ConvTranspose"): WeightedOperator(summed=0, results=(1,), bias=2),
+    ("", "Gather"): WeightedOperator(weight=0, summed=-1, results=(0,)),
+    **dict.fromkeys((("", "LSTM"), ("", "GRU"), ("", "RNN")), WeightedOperator(summed=-1, results=(0, 1))),
 }
+"""The domains and types of operators to their rows."""
+
+
+def row_of(node: ir.Node) -> WeightedOperator | None:
+    """The row of a node's operator; ``None`` if it has none."""
+    return WEIGHTED.get((node.domain, node.op_type))
 
 
 def summed_axis(node: ir.Node) -> int:
     """The axis of a node's weight that is summed over; in an operator without a row as in ``MatMul``."""
-    return -1 if node.attributes.get_int("transB", 0) else WEIGHTED.get(node.op_type, _PRODUCT).summed
+    return -1 if node.attributes.get_int("transB", 0) else (row_of(node) or _PRODUCT).summed
 
 
 def result_axes(node: ir.Node) -> tuple[int, ...]:
     """The axes of a node's weight along which its results differ; in an operator without a row as in ``MatMul``."""
-    return (0,) if node.attributes.get_int("transB", 0) else WEIGHTED.get(node.op_type, _PRODUCT).results
+    return (0,) if node.attributes.get_int("transB", 0) else (row_of(node) or _PRODUCT).results
 
 
 def data_of(node: ir.Node) -> ir.Value:
     """What a node multiplies with its weight, or looks up in it."""
-    value = node.inputs[1 - WEIGHTED[node.op_type].weight]
+    row = row_of(node)
+    assert row is not None
+    value = node.inputs[1 - row.weight]
     assert value is not None
     return value

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from modelexport.graph.weighted_operators import WEIGHTED
+from modelexport.graph.weighted_operators import WEIGHTED, row_of
 from modelexport.runtime.shapes import Shapes, elements
 
 Shape = tuple[int, ...]
@@ -217,7 +217,7 @@ _RULES: Mapping[str, Callable[..., int | None]] = {
 
 def _added(node: ir.Node, out: Shape) -> int:
     """Operations besides the multiply-adds: one for each output element if there is a bias or activation."""
-    row = WEIGHTED.get(node.op_type.removeprefix("Nhwc").removeprefix("Fused"))
+    row = row_of(node) or WEIGHTED.get(("", node.op_type.removeprefix("Nhwc").removeprefix("Fused")))
     index = row.bias if row is not None else None
     bias = index is not None and len(node.inputs) > index and node.inputs[index] is not None
     activation = node.op_type.startswith("Fused") and "activation" in node.attributes

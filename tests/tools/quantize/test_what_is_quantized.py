@@ -22,7 +22,9 @@ from modelexport.format.keys import STATE_DICT
 from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.saturating_products import saturating
+from modelexport.tagged.file import read_tagged
 from modelexport.tools.optimizers.optimize_tools import optimize_file
+from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 
 pytestmark = pytest.mark.int8
 
@@ -282,6 +284,15 @@ def test_nodes_for_which_a_method_has_no_operators_stay_as_they_are(graph: str, 
         assert distance(outputs(tmp_path / "q.onnx", feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.3
     optimize_file(tmp_path / "m.onnx", "float16", tmp_path / "o.onnx")
     assert distance(outputs(tmp_path / "o.onnx", feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.01
+
+
+def test_the_attention_of_onnx_has_no_weight_though_one_of_onnx_runtime_has(tmp_path: Path) -> None:
+    text = """g (float[1,3,8] x) => (float[1,3,8] y) <float[1,2,8] k, float[1,2,8] v>
+        { ["/a/Attention"] y = Attention<q_num_heads = 2, kv_num_heads = 2>(x, k, v) }"""
+    model = onnx.load(written(tmp_path / "x.onnx", text, 23))
+    model.graph.initializer.extend(numpy_helper.from_array(np.ones((1, 2, 8), np.float32), name) for name in "kv")
+    onnx.save(model, tmp_path / "x.onnx")
+    assert not weighted_nodes(read_tagged(tmp_path / "x.onnx").model)
 
 
 @pytest.mark.parametrize("method", ["int8-weights", "float16"])

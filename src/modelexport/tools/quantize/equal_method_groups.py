@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.parameter_plans import parameter_plan
-from modelexport.graph.weighted_operators import WEIGHTED, data_of
+from modelexport.graph.weighted_operators import data_of, row_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.weights_behind import weight_behind
 
@@ -79,7 +79,7 @@ def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
     """The nodes of the main graph with a constant weight of floating-point numbers, to its initializer."""
     weights: dict[ir.Node, ir.Value] = {}
     for node in model.graph:
-        row = WEIGHTED.get(node.op_type)
+        row = row_of(node)
         if row is None or row.weight >= len(node.inputs):
             continue
         weight = weight_behind(node.inputs[row.weight]) if weight_behind(node.outputs[0]) is None else None

@@ -9,7 +9,7 @@ from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
-from modelexport.graph.weighted_operators import WEIGHTED
+from modelexport.graph.weighted_operators import row_of
 from modelexport.lineage.owners_after_passes import derive_owners
 from modelexport.regions.inferred_types import infer_types
 from modelexport.tagged.file import TaggedFile
@@ -65,7 +65,7 @@ def _hold_weights(model: ir.Model) -> None:
         graph.inputs[:] = [value for value in graph.inputs if not value.is_initializer()]
         model.ir_version = _INPUTS_ALONE
     for node in list(graph):
-        row = WEIGHTED.get(node.op_type)
+        row = row_of(node)
         value = node.inputs[row.weight] if row is not None and row.weight < len(node.inputs) else None
         while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES_WEIGHTS:
             value = mover.inputs[0]

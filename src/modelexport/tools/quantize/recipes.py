@@ -15,7 +15,7 @@ from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Recipe, Rule, read_recipe
 from modelexport.graph.node_owners import calls_text, owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.weighted_operators import WEIGHTED, summed_axis
+from modelexport.graph.weighted_operators import row_of, summed_axis
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.blockwise_weights import TABLES_SINCE
@@ -179,7 +179,7 @@ def is_quantized(node: ir.Node) -> bool:
 
     It takes or makes numbers of at most eight bits, or its weight, or its input if it has none, comes from them.
     """
-    row = WEIGHTED.get(node.op_type)
+    row = row_of(node)
     looked_at = node.inputs if row is None else node.inputs[row.weight : row.weight + 1]
     return (
         node.op_type in _QUANTIZERS
@@ -239,7 +239,7 @@ def left_alone(nodes: Iterable[tuple[ir.Node, Method]]) -> dict[str, str]:
 
 def _obstacle(method: Method, node: ir.Node) -> str:
     """Why a method cannot store a weight of a node, as the end of a sentence; empty if it can."""
-    row = WEIGHTED.get(node.op_type)
+    row = row_of(node)
     if method.row.largest is not None:
         taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
     else:

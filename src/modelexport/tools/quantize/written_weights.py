@@ -21,7 +21,7 @@ from modelexport.errors import CheckError, UsageError
 from modelexport.graph.bound_tensors import share_tensor
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import place_of
-from modelexport.graph.weighted_operators import WEIGHTED, data_of, result_axes, summed_axis
+from modelexport.graph.weighted_operators import data_of, result_axes, row_of, summed_axis
 from modelexport.regions.region import Region, weights_of
 from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
@@ -270,7 +270,8 @@ def _before_rounding(value: ir.Value) -> ir.Value:
 
 def _weights(node: ir.Node) -> Sequence[ir.Value]:
     """The weights of a node that are quantized."""
-    place = WEIGHTED[node.op_type].weight
+    row = row_of(node)
+    place = 1 if row is None else row.weight
     return [value for value in node.inputs[place : place + 1 + (node.op_type in _RECURRENT)] if value is not None]
 
 

@@ -16,7 +16,7 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.unique_names import free_name, names_of_initializers
-from modelexport.graph.weighted_operators import WEIGHTED, result_axes
+from modelexport.graph.weighted_operators import result_axes, row_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.found_calls.find_calls import is_recorded_constant, is_recorded_parameter
 from modelexport.tagged.found_calls.recorded_stacks import CallSource
@@ -99,7 +99,7 @@ def _use(value: ir.Value) -> tuple[str, str, bool]:
     """
     uses = [(use.node, use.idx) for use in value.uses()]
     paths = {owner.call.path for node, _ in uses if (owner := owner_of(node)) is not None}
-    rows = [(WEIGHTED[node.op_type] if node.op_type in _WITH_ONE_WEIGHT else None, index) for node, index in uses]
+    rows = [(row_of(node) if node.op_type in _WITH_ONE_WEIGHT else None, index) for node, index in uses]
     roles = {
         "weight" if row and index == row.weight else "bias" if row and index == row.bias else "" for row, index in rows
     }
