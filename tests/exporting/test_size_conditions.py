@@ -228,7 +228,7 @@ def test_a_condition_is_kept_if_only_the_shapes_of_the_outputs_show_it(tmp_path:
         ("2**n > 1000", "n >= 10"),
         ("(n // 2) <= n", None),
         ("(a + n) <= n + a", None),
-        ("n*a <= 100", "n*a <= 100"),
+        ("n*a <= 100", "n * a <= 100"),
     ],
 )
 def test_a_formula_gets_its_simplest_form(formula: str, simple: str | None) -> None:

@@ -98,7 +98,7 @@ def simplified(conditions: Collection[SizeCondition]) -> tuple[SizeCondition, ..
     """Conditions in their simplest form, each once, without those that always hold."""
     by_formula: dict[str, SizeCondition] = {}
     for condition in conditions:
-        formula = _simplest(condition)
+        formula = _as_written(_simplest(condition))
         if formula and (formula not in by_formula or (condition.in_model and not by_formula[formula].in_model)):
             by_formula[formula] = msgspec.structs.replace(condition, formula=formula)
     return tuple(by_formula.values())
@@ -296,6 +296,41 @@ def _compiled(formula: str) -> CodeType:
     """
     body = _OfArrays().visit(ast.parse(formula, mode="eval"))
     return compile(ast.fix_missing_locations(body), "<formula>", "eval")
+
+
+@cache
+def _as_written(formula: str) -> str:
+    """A formula as a person writes it: ``n - m != 2 * k + 1`` for ``n + ((-1)*m) != (1 + 2*k)``."""
+    try:
+        return ast.unparse(_AsWritten().visit(ast.parse(formula, mode="eval")))
+    except _NOT_EVALUATED:
+        return formula
+
+
+class _AsWritten(ast.NodeTransformer):
+    """Makes differences of sums with negative terms, and puts numbers behind other terms."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Add):
+            return node
+        terms = sorted([node.left, node.right], key=lambda each: isinstance(each, ast.Constant))
+        terms.sort(key=lambda each: _negated(each) is not None)
+        subtracted = _negated(terms[1])
+        if subtracted is None:
+            return ast.BinOp(terms[0], ast.Add(), terms[1])
+        return ast.BinOp(terms[0], ast.Sub(), subtracted)
+
+
+def _negated(term: ast.expr) -> ast.expr | None:
+    """What is to be subtracted instead of adding a term; ``None`` if the term has no sign."""
+    if isinstance(term, ast.UnaryOp) and isinstance(term.op, ast.USub):
+        return term.operand
+    if not isinstance(term, ast.BinOp) or not isinstance(term.op, ast.Mult):
+        return None
+    factor = _negated(term.left)
+    is_one = isinstance(factor, ast.Constant) and factor.value == 1
+    return term.right if is_one else None if factor is None else ast.BinOp(factor, ast.Mult(), term.right)
 
 
 class _OfArrays(ast.NodeTransformer):
