@@ -18,6 +18,7 @@ from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.packages.part_reports import PartReports
 from modelexport.packages.stage_runs import StagesReport
 from modelexport.runtime.devices import CPU
+from modelexport.tagged.file import read_tagged
 from modelexport.tools.generate.verify_by_generation import GenerationReport, GenerationRun
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport
 from modelexport.traces import runtime_causes
@@ -61,8 +62,10 @@ def test_where_the_model_returns_nan_by_its_type_a_file_returns_it_or_the_exact_
     arrays = [np.array([1, value], np.float32) for value in (np.nan, found)]
     case, exact = exported("blocks"), np.array([1.0, 2.0])
     feeds = {name: tensor.numpy() for name, tensor in case.case.inputs().items()}
-    how: dict[str, Any] = {"narrowest": "float32", "provider": CPU}
-    compared = onnxruntime_outputs.compare_as_run(case.path, feeds, [arrays[0]], [exact], ran={"y": arrays[1]}, **how)
+    tagged = read_tagged(case.path)
+    compared = onnxruntime_outputs.compare_as_run(
+        tagged, feeds, [arrays[0]], [exact], ran={"y": arrays[1]}, provider=CPU
+    )
     assert compared.outputs[0].status == verdict
 
 

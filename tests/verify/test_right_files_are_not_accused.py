@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import modelexport
+from graph_texts import written
 from modelexport.capture import FrontEnd
 from modelexport.errors import LimitedFileWarning
 from modelexport.exporting.fixed_axes import Tried
@@ -102,6 +103,22 @@ def test_a_choice_among_equal_scores_that_the_file_makes_twice_accuses_no_file(t
     model.graph.node.insert([*model.graph.node].index(choice) + 1, again)
     onnx.save(model, tmp_path / "twice.onnx")
     assert modelexport.verify(Best(), inputs, tmp_path / "twice.onnx").agrees
+
+
+def test_a_dropout_that_does_not_train_accuses_no_file(tmp_path: Path) -> None:
+    text = """g (float[N,4] x) => (float[N,4] y) <float r = {0.5}, bool trains = {0}>
+        { ["/a/Exp"] h = Exp(x) ["/b/Dropout"] n = Dropout(h, r, trains) ["/c/Exp"] y = Exp(n) }"""
+    file = written(tmp_path / "x.onnx", text)
+    assert modelexport.verify(modelexport.to_torch(file), {"x": torch.rand(2, 4)}, file).agrees
+
+
+def test_other_random_numbers_than_the_stored_ones_accuse_no_file(tmp_path: Path) -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn_like(x)
+
+    modelexport.export(Noisy(), {"x": torch.rand(2, 4)}, tmp_path / "x.onnx", reference=True)
+    assert modelexport.verify_reference(tmp_path / "x.onnx").agrees
 
 
 @pytest.mark.slow

@@ -42,6 +42,26 @@ def test_onnx_runtime_is_to_blame_where_the_model_and_the_nodes_of_the_file_agre
     assert "differ" not in {call.status for call in report.calls}
 
 
+def with_noise(path: Path) -> Path:
+    """The file with another output, of random numbers."""
+    model = onnx.load(path)
+    name = "/noise/RandomNormal"
+    model.graph.node.append(onnx.helper.make_node("RandomNormal", [], ["noise"], name=name, shape=[3]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("noise", onnx.TensorProto.FLOAT, [3]))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:the model was not compared")
+@pytest.mark.parametrize("name", ["nearest 20 to 12"], indirect=True)
+def test_random_numbers_of_another_output_do_not_hide_what_onnx_runtime_makes_wrong(name: str, tmp_path: Path) -> None:
+    inputs = {key: torch.from_numpy(np.array(array)) for key, array in FILES[name].inputs.items()}
+    file = with_noise(tmp_path / "f.onnx")
+    report = verify(to_torch(file), inputs, file)
+    assert ([output.status for output in report.outputs], report.cause) == (["differ", "not compared"], KINDS[name])
+    assert KINDS[name] in verify_against(file, file).notes[0]
+
+
 def test_two_files_that_onnx_runtime_computes_otherwise_in_the_same_way_agree(name: str, tmp_path: Path) -> None:
     report = verify_against(tmp_path / "f.onnx", tmp_path / "f.onnx")
     assert report.agrees

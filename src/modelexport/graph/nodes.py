@@ -208,5 +208,12 @@ def draws(node: ir.Node) -> bool:
     """Whether a node itself draws random numbers."""
     if node.domain or not onnx.defs.has(node.op_type) or nested_graphs(node):  # onnx calls these random as well
         return False
-    trains = len(node.inputs) > 2 and node.inputs[2] is not None
-    return is_random(onnx.defs.get_schema(node.op_type)) and (node.op_type != "Dropout" or trains)
+    trains = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+    if node.op_type == "Dropout" and (trains is None or _is_false(trains)):
+        return False
+    return is_random(onnx.defs.get_schema(node.op_type))
+
+
+def _is_false(value: ir.Value) -> bool:
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and not tensor.numpy().any()

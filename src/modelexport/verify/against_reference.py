@@ -12,11 +12,9 @@ from modelexport.graph.parameter_plans import parameter_plans
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.reference_values import ReferenceValues, open_reference, reference_path
-from modelexport.verify.compared_runs import compare_runs
+from modelexport.verify.compared_runs import compare_runs, explained
 from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.onnxruntime_outputs import compare_as_run
@@ -51,19 +49,18 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
                 kept = ", ".join(map(str, reference.modules))
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
         wrong = _wrong_weights(tagged, reference)
-        with runnable(tagged.path, tagged.encoding) as file:
-            run = compare_as_run(
-                file,
-                reference.inputs,
-                reference.outputs,
-                reference.outputs,
-                narrowest=narrowest_type(tagged.model),
-                provider=provider,
-                exposed=exposed_outputs(tagged.model),
-            )
+        run = compare_as_run(
+            tagged,
+            reference.inputs,
+            reference.outputs,
+            reference.outputs,
+            provider=provider,
+            exposed=exposed_outputs(tagged.model),
+        )
         compared = compare_runs(
             tagged, FileRun(tagged.model, in_float64_for=reference.dtype), reference.inputs, reference.trace, {}
         )
+        run = explained(run, compared)
         return VerifyReport(
             outputs=run.outputs,
             calls=with_verdicts_of_weights(

@@ -155,37 +155,41 @@ def outputs_of(tagged: TaggedFile, reference: Trace) -> list[tuple[ir.Value, See
 
 
 def explained(run: AsRun, compared: Compared, *, other_weights: bool = False) -> AsRun:
-    """The outputs in ONNX Runtime, of which some differ although the file agrees in float64 and computes them.
+    """The outputs in ONNX Runtime, with the reasons of those that differ although the file agrees in float64.
 
     Such an output depends on random numbers or on a choice among equal scores, or its rounding grows, unless a part of
-    ONNX Runtime is known to be the cause.
+    ONNX Runtime makes it wrong. What depends on random numbers or choices does not hide the cause of another output.
 
     Args:
         other_weights: Whether the file has other weights than the model, which the run in float64 replaced.
     """
     matches = compared.end_to_end
-    if compared.located.pairs or matches.trace.failed is not None or other_weights:
-        return run
-    values = {value.name: value for value in matches.tagged.model.graph.outputs}
-    outputs = [
-        _explained(output, values[output.name], matches, run.cause)
-        if output.status == "differ" and output.absolute is not None and output.absolute < float("inf")
-        else output
-        for output in run.outputs
-    ]
-    return replace(run, outputs=outputs, cause=run.cause if any(one.status == "differ" for one in outputs) else "")
+    ends = {value.name or "": value for value in matches.tagged.model.graph.outputs}
+    behind = {name: [each for node in nodes_behind([end]) for each in with_nested(node)] for name, end in ends.items()}
+    random = {name for name, nodes in behind.items() if any(map(draws, nodes))}
+    tied = {name for name, nodes in behind.items() if not matches.trace.ties.keys().isdisjoint(nodes)}
+    wrong = {output.name for output in run.outputs if output.status == "differ"} - random
+    causes = dict[str, str]()
+    for names in filter(None, (wrong - tied, wrong & tied)):
+        causes |= dict.fromkeys(names, run.cause_of(names))
 
+    def judged(output: Difference) -> Difference:
+        if output.status == "agree" or output.absolute is None or output.absolute == float("inf"):
+            return output
+        if output.name in random:
+            return changed(output, status="not compared", reason=RANDOM)
+        if output.status != "differ" or causes[output.name]:
+            return output
+        if output.name in tied:
+            return changed(output, status="tie", reason="equal scores were chosen in another order")
+        if not matches.reference.is_float64:
+            return output
+        reason = f"in float64 it agrees; in the types of the file rounding grows: {output.reason}"
+        return changed(output, status="not compared", reason=reason)
 
-def _explained(output: Difference, value: ir.Value, matches: Matches, cause: str) -> Difference:
-    behind = [inner for node in nodes_behind([value]) for inner in with_nested(node)]
-    if any(map(draws, behind)):
-        return changed(output, status="not compared", reason=RANDOM)
-    if any(node in matches.trace.ties for node in behind):
-        return changed(output, status="tie", reason="equal scores were chosen in another order")
-    if cause or not matches.reference.is_float64:
-        return output
-    reason = f"in float64 it agrees; in the types of the file rounding grows: {output.reason}"
-    return changed(output, status="not compared", reason=reason)
+    is_right = not compared.located.pairs and matches.trace.failed is None and not other_weights
+    outputs = [judged(output) if is_right else output for output in run.outputs]
+    return replace(run, outputs=outputs, cause=next(filter(None, causes.values()), ""))
 
 
 def output_differences(compared: Compared) -> list[Difference]:

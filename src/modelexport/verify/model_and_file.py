@@ -29,7 +29,6 @@ from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import is_floating, relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
@@ -318,17 +317,9 @@ class ModelAndFile:
             own_results = self._results(self.trace(inputs, {}, as_it_runs=True))
             results = results_of_cut(self.tagged, self.tagged.cut, self.trace(inputs, {}))
             exposed = [value.name or "" for value in self.tagged.model.graph.outputs if value not in results]
-        with runnable(self.tagged.path, self.tagged.encoding) as file:
-            return compare_as_run(
-                file,
-                self.feeds(inputs),
-                own_results,
-                exact,
-                narrowest=narrowest_type(self.tagged.model),
-                provider=provider,
-                exposed=exposed,
-                ran=ran,
-            )
+        return compare_as_run(
+            self.tagged, self.feeds(inputs), own_results, exact, provider=provider, exposed=exposed, ran=ran
+        )
 
 
 _KEPT = "the model keeps tensors that an earlier run computed in its own types"

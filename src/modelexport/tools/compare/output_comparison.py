@@ -104,12 +104,33 @@ class OutputComparison:
             fitting: Those of the second.
             worst: The run in which both files were run node by node, too.
         """
-        one, two = ([*arrays_in(run.outputs).values()] if run.outputs is not None else None for run in by_nodes)
-        if one is None or any(run.random for run in by_nodes):
+        files = self.first, self.second
+        random = {
+            place
+            for tagged, run in zip(files, by_nodes, strict=True)
+            for place, end in enumerate(tagged.model.graph.outputs)
+            if end in run.random
+        }
+
+        def certain(outputs: Outputs) -> list[Any]:
+            return [array for place, array in enumerate(arrays_in(outputs).values()) if place not in random]
+
+        one, two = (certain(run.outputs) if run.outputs is not None else None for run in by_nodes)
+        if one is None:
             return ran
         expected, notes = ran.expected, list[str]()
-        as_run = [*ran.expected[worst].values()], [*ran.actual[worst].values()]
-        if not self._same(one, as_run[0]) and (cause := self._cause(self.first, runs[worst], one)):
+        as_run = certain(ran.expected[worst]), certain(ran.actual[worst])
+
+        def cause_of(place: int, feeds: Outputs) -> str:
+            wrong = [each for each, pair in enumerate(zip(one, as_run[place], strict=False)) if not self._same([pair])]
+
+            def agrees(again: Outputs) -> bool:
+                return bool(again) and self._same((one[each], certain(again)[each]) for each in wrong)
+
+            with runnable(files[place].path, files[place].encoding) as file:
+                return cause_in_runtime(file, feeds, agrees, self.provider)
+
+        if not self._same(zip(one, as_run[0], strict=False)) and (cause := cause_of(0, runs[worst])):
             others = [
                 by_nodes[0] if run == worst else run_node_by_node(self.first.model, runs[run], ())
                 for run in range(len(runs))
@@ -121,23 +142,17 @@ class OutputComparison:
                     "nodes compute one by one"
                 )
         judged = replace(ran, expected=expected, notes=notes)
-        if two is None or not self._same(one, two) or self._same(one, as_run[1]):
+        is_right = two is not None and self._same(zip(one, two, strict=False))
+        if not is_right or self._same(zip(one, as_run[1], strict=False)):
             return judged
-        cause = self._cause(self.second, fitting[worst], one)
-        if not cause or not self._same(as_run[0], as_run[1]):
+        cause = cause_of(1, fitting[worst])
+        if not cause or not self._same(zip(*as_run, strict=False)):
             return replace(judged, cause=cause)
         both = f"in ONNX Runtime both files compute something else, the same: {cause} is to blame"
         return replace(ran, notes=[both])
 
-    def _same(self, first: Iterable[Any], second: Iterable[Any]) -> bool:
-        pairs = [*zip(first, second, strict=False)]
+    def _same(self, pairs: Iterable[tuple[Any, Any]]) -> bool:
         return all(measure_loss("", *both, self.allowed).difference.status != "differ" for both in pairs)
-
-    def _cause(self, tagged: TaggedFile, feeds: Outputs, right: Sequence[Any]) -> str:
-        with runnable(tagged.path, tagged.encoding) as file:
-            return cause_in_runtime(
-                file, feeds, lambda got: bool(got) and self._same(right, arrays_in(got).values()), self.provider
-            )
 
     def with_same_numbers(self, losses: Sequence[Loss], by_nodes: tuple[NodeByNode, NodeByNode]) -> list[Loss]:
         """The losses; of outputs that depend on random numbers, those of runs node by node with the same numbers."""
