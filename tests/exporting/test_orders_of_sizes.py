@@ -72,6 +72,7 @@ def test_an_order_that_matters_is_stated(
         (lambda n, m: n == 2 * m + 1, "n != 2 * m + 1"),
         (lambda n, m: n * m > 90, "n * m <= 90"),
         (lambda n, m: n % 7 == m + 1, "n % 7 != m + 1"),
+        (lambda n, m: divmod(n, m)[0] == 2, "n // m != 2"),
     ],
 )
 def test_a_comparison_of_lengths_in_a_traced_model_is_recorded_as_it_is_written(

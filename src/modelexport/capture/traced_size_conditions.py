@@ -108,6 +108,8 @@ def _by_symbols(
         args, kwargs = run_arguments(tree_map(symbolic, inputs))
         stack.enter_context(replaced({"guards": recorded.logging}))
         stack.enter_context(attribute_set(builtins, "len", length))
+        quotient_and_rest = attribute_set(torch.SymInt, "__divmod__", lambda *of: (of[0] // of[1], of[0] % of[1]))
+        stack.enter_context(quotient_and_rest)
         for kind in (torch.SymInt, torch.SymFloat):
             stack.enter_context(attribute_set(kind, "__format__", lambda size, spec: format(size.node.hint, spec)))
         with fake:
