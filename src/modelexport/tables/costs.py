@@ -163,12 +163,13 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[No
         if plan is None:
             continue
         packed = packed_size(plan.steps)
-        for names in plan.groups():
+        # Several parameters that are one initializer have equal shares of it; packed numbers are those of the first.
+        groups = plan.groups() if packed is None else plan.groups()[:1]
+        for names in groups:
             place = _counted_for(names, calls, by_path, tagged) or call
-            # Several parameters that are one initializer have equal shares of it.
-            bits[place] += 8 * tensor.nbytes // len(plan.groups())
+            bits[place] += 8 * tensor.nbytes // len(groups)
             if plan.recorded and packed is None:  # it may hold a part of the entry alone
-                held[place] += tensor.size // len(plan.groups())
+                held[place] += tensor.size // len(groups)
             if counted.isdisjoint(names):
                 counted.update(names)
                 entry = entries.get(names[0])

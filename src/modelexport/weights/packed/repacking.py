@@ -124,11 +124,14 @@ def run(operator: str, attributes: Mapping[str, Any], inputs: Sequence[np.ndarra
 
 
 def packed_size(steps: Sequence[TransformStep]) -> int | None:
-    """How many numbers of a weight an initializer holds, in whatever number of bits; ``None`` if it is not packed."""
+    """How many numbers of a weight an initializer holds, in whatever number of bits (0 for the order of its columns).
+
+    ``None`` if it is not packed.
+    """
     if not steps or steps[-1].domain != DOMAIN:
         return None
     wanted = msgspec.convert(dict(steps[-1].attributes), Packing, strict=False)
-    return {"Codes": wanted.rows * wanted.columns, "Order": wanted.columns}.get(
+    return {"Codes": wanted.rows * wanted.columns, "Order": 0}.get(
         steps[-1].op_type, wanted.rows * wanted.columns // (wanted.block or wanted.group)
     )
 
