@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -26,7 +27,8 @@ class KeptArrays:
         if array.nbytes < _ALWAYS_IN_MEMORY or self._bytes <= _IN_MEMORY:
             return array.copy()
         if self._file is None:
-            self._file = TemporaryFile()  # noqa: SIM115 - it is deleted with the last array that is in it
+            self._file = TemporaryFile()  # noqa: SIM115 - closed with this object; its bytes go with the last array
+            weakref.finalize(self, self._file.close)
         place = self._file.seek(0, 2)
         self._file.write(np.ascontiguousarray(array).data)
         self._file.flush()
