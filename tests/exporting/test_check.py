@@ -165,6 +165,19 @@ def test_a_file_that_draws_numbers_that_are_the_same_in_every_run_of_the_model_i
         export(SameNoise(), (X,), tmp_path / "m.onnx", frontend="dynamo")
 
 
+class UnusedNoise(nn.Module):
+    """Draws numbers that no output depends on, and chooses among equal scores."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.topk(2).indices, x + (torch.rand(4) * 0).sum()
+
+
+def test_random_numbers_that_change_no_output_refuse_no_tie(tmp_path: Path) -> None:
+    result = export(UnusedNoise(), (torch.ones(2, 4),), tmp_path / "m.onnx", frontend="dynamo")
+    assert result.check is not None
+    assert (result.check.status, result.check.reason) == ("passed", "equal scores were chosen in another order")
+
+
 def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
     factory = tmp_path / "wrong.py"
     factory.write_text(

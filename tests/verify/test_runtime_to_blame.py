@@ -62,6 +62,16 @@ def test_random_numbers_of_another_output_do_not_hide_what_onnx_runtime_makes_wr
     assert KINDS[name] in verify_against(file, file).notes[0]
 
 
+def test_whole_numbers_below_which_another_result_begins_do_not_excuse_the_optimizer(tmp_path: Path) -> None:
+    text = """g (float[N,M] x) => (float y) <int64 axis = {0}, int64 back = {-1}>
+        { ["/b/Shape"] shape = Shape(x) ["/b/Gather"] size = Gather(shape, axis) ["/b/Add"] last = Add(size, back)
+          ["/b/Range"] places = Range(last, back, back) ["/c/Gather"] turned = Gather(x, places)
+          ["/d/Floor"] whole = Floor(turned) ["/e/ReduceSum"] y = ReduceSum<keepdims = 0>(whole) }"""
+    file = written(tmp_path / "f.onnx", text)
+    report = verify(to_torch(file), {"x": torch.arange(25.0).reshape(5, 5)}, file)
+    assert (report.verdict, report.cause) == ("differ", "ONNX Runtime's optimizer GatherToSliceFusion")
+
+
 def test_two_files_that_onnx_runtime_computes_otherwise_in_the_same_way_agree(name: str, tmp_path: Path) -> None:
     report = verify_against(tmp_path / "f.onnx", tmp_path / "f.onnx")
     assert report.agrees
