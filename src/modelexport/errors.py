@@ -5,7 +5,7 @@
     │   ├── NoSuchCallError       no call has this address or tag, or several have
     │   ├── ModelLoadError        MODEL cannot be loaded
     │   ├── InputsError           example inputs cannot be generated, or do not fit
-    │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
+    │   ├── FileFormatError       a file is missing, empty, not ONNX, damaged, or of an unknown version
     │   ├── WeightsError          weights do not fit the exported module: lists every entry that does not fit
     │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason (3)
     │   ├── RunError              ONNX Runtime does not load or run a file (3)
@@ -130,7 +130,7 @@ class RunError(UsageError):
 
 
 class FileFormatError(UsageError):
-    """A file is missing, empty, not ONNX, without tags, or of a format version that this version cannot read."""
+    """A file is missing, empty, not ONNX, damaged, or of a format version that this version cannot read."""
 
 
 class WeightsError(UsageError):
@@ -167,7 +167,7 @@ class NotWrittenError(OutputError):
 class CheckError(ModelExportError):
     """An exported file is invalid, ONNX Runtime cannot load it, or it computes something else than the model.
 
-    The file was not written; ``keep_anyway`` (``--keep-anyway``) writes it nevertheless.
+    The file was not written; ``keep_anyway`` (``--keep-anyway``) of an export writes it nevertheless.
 
     Attributes:
         reason: What is wrong with the file.

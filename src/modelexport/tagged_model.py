@@ -80,7 +80,7 @@ def load(path: Source) -> TaggedModel:
     """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Raises:
-        FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version.
+        FileFormatError: The file is missing, is not an ONNX file, is damaged, or has an unknown format version.
     """
     tagged = read_tagged(path)
     return TaggedModel(**{field.name: getattr(tagged, field.name) for field in fields(TaggedFile)})

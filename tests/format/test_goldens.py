@@ -1,4 +1,4 @@
-"""Files of every published format version can be read, and the current export equals the newest golden.
+"""Files of the current format version can be read, and the current export equals its golden.
 
 ``pytest tests/format/test_goldens.py --rewrite-goldens`` writes the goldens of the current version; review the diff.
 """

@@ -36,6 +36,7 @@ from kills import (
 )
 from limited import run
 from modelexport.errors import LeftoverWarning, ModelExportError
+from modelexport.files.atomic_writing import written_together
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
@@ -394,6 +395,29 @@ def test_what_a_killed_run_left_is_removed_and_what_runs_is_not(place: Path) -> 
         assert run("extract", "plain.onnx", "head", "-o", "next.onnx").status == 0
         assert running.is_dir()
     assert not staging(place)
+
+
+@pytest.mark.parametrize("moves", [1, 2, 3, 4])
+def test_the_next_run_restores_what_a_killed_one_moved_away(moves: int, tmp_path: Path) -> None:
+    names = [OUTPUT, f"{OUTPUT}.data", "out.operations.json"]
+
+    def write(content: str) -> int:
+        with written_together(tmp_path) as folder:
+            for name in names:
+                (folder / name).write_text(f'{{"": {{"op_type":"{content}')
+        return 0
+
+    def work() -> int:
+        with counting("replace", moves, kill):
+            return write("after")
+
+    write("before")
+    before = files(tmp_path)
+    assert os.WIFSIGNALED(in_child(work))
+    assert files(tmp_path) != before
+    with written_together(tmp_path):
+        pass
+    assert files(tmp_path) == before
 
 
 SIGNALLED = """

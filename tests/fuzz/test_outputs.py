@@ -26,7 +26,7 @@ from limited import run
 from modelexport import load, rename, update_weights
 from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.command_parsers import load_command
-from modelexport.cli.overwrite_guard import Read, Written
+from modelexport.cli.overwrite_guard import ReadMark, WrittenMark
 from modelexport.errors import OutputError
 from modelexport.files import folder_locks, onnx_models
 from modelexport.files.folder_locks import only_writer
@@ -114,7 +114,7 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def marks(command: Callable[..., None]) -> Iterator[tuple[str, Any, list[Any]]]:
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         kind, *rest = get_args(parameter.annotation) or (parameter.annotation,)
-        yield name, kind, [mark for mark in rest if isinstance(mark, Read | Written)]
+        yield name, kind, [mark for mark in rest if isinstance(mark, ReadMark | WrittenMark)]
 
 
 def writers() -> dict[str, Callable[..., None]]:
@@ -122,7 +122,7 @@ def writers() -> dict[str, Callable[..., None]]:
     return {
         name: command
         for name, command in commands.items()
-        if any(isinstance(mark, Written) for *_, kinds in marks(command) for mark in kinds)
+        if any(isinstance(mark, WrittenMark) for *_, kinds in marks(command) for mark in kinds)
     }
 
 

@@ -1,4 +1,4 @@
-"""What to do when a front end fails on something that no front end supports, decided by objects, not by text."""
+"""What to do when a front end fails on something that no front end supports."""
 
 from __future__ import annotations
 

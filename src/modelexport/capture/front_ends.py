@@ -40,7 +40,7 @@ def capture(model: nn.Module, inputs: Inputs, frontend: str, options: FrontEndOp
     """Capture and translate a model with a front end.
 
     Args:
-        options: ``auto`` among its constants: those arguments that the model cannot be captured without.
+        options: With ``auto`` among the constants, arguments whose values decide what the model does are constants.
 
     Raises:
         CaptureError: The front end failed.

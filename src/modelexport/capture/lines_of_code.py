@@ -20,9 +20,10 @@ from torch import nn
 from modelexport.capture.failure_hints import is_of_exporter
 from modelexport.capture.patches import private, usable
 from modelexport.core.text import name_of_code
+from modelexport.format import keys
 from modelexport.pytorch.runs.questions_of_values import frames_of_model, is_module_of_model
 
-LINE_KEY = "modelexport.line"
+LINE_KEY = keys.LINE
 """The annotation of an FX node with its line."""
 
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})

@@ -58,7 +58,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # NumPy's, about overflow: comparisons count NaN
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
-    before = _written()
+    before = _files_written()
     try:
         with shielded(), warnings_as_lines():
             status = _run(before)
@@ -190,14 +190,14 @@ def _commands_with(parameter: str, group: Any) -> list[str]:
     ]
 
 
-def _written() -> int:
+def _files_written() -> int:
     """How many files this process has written; without the import, which costs a command that writes none."""
     atomic = sys.modules.get("modelexport.files.atomic_writing")
     return len(atomic.WRITTEN) if atomic is not None else 0
 
 
 def _interrupted(before: int) -> str:
-    return "interrupted after its files had been written" if _written() > before else Interrupted.line
+    return "interrupted after its files had been written" if _files_written() > before else Interrupted.line
 
 
 def _fail(message: str, status: int, *, listed: bool = False) -> int:

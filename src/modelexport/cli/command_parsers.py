@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from modelexport.cli.command_list import COMMANDS, introduction, overview
-from modelexport.cli.overwrite_guard import FOLLOW, MARKS, Read, Written, guarded
+from modelexport.cli.overwrite_guard import FOLLOW, MARKS, ReadMark, WrittenMark, guarded
 from modelexport.core.declared_options import Declared, declared, heading
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import error_line
@@ -50,8 +50,8 @@ def with_declared_options(command: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{name} of {where} is not declared: give it option() of modelexport.core.declared_options")
 
     named = ((parameter.name, mark) for parameter in parameters for mark in get_args(parameter.annotation)[1:])
-    marks = {name: mark for name, mark in named if isinstance(mark, Read | Written)}
-    writes = any(isinstance(mark, Written) for mark in marks.values())
+    marks = {name: mark for name, mark in named if isinstance(mark, ReadMark | WrittenMark)}
+    writes = any(isinstance(mark, WrittenMark) for mark in marks.values())
     parameters += [FOLLOW] if writes else []
 
     @functools.wraps(command)
@@ -95,9 +95,9 @@ def _typer_parameter(
         else typer.Option(*flags, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=panel)
     )
     mark = MARKS.get(option.file)
-    if isinstance(mark, Written) and mark.folder:  # a Path would lose the slash at its end
+    if isinstance(mark, WrittenMark) and mark.folder:  # a Path would lose the slash at its end
         kind = str if default is ... else str | None
-    if isinstance(mark, Written) and mark.alone:
+    if isinstance(mark, WrittenMark) and mark.alone:
         mark = dataclasses.replace(mark, suffix=Path(option.metavar or "").suffix)
     annotation = Annotated[kind, info, *([mark] if mark is not None else [])]
     default = inspect.Parameter.empty if default is ... else default

@@ -26,14 +26,14 @@ FOLLOW = inspect.Parameter(
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadMark:
     """The mark of a parameter that names files or folders that the command reads."""
 
     files: Callable[[Any], Iterable[Path]] = lambda value: map(Path, value if isinstance(value, list) else [value])
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenMark:
     """The mark of a parameter that names the file or folder that the command writes."""
 
     folder: bool = False
@@ -60,19 +60,19 @@ def _model_files(spec: str) -> list[Path]:
 
 
 MARKS = {
-    "read": Read(),
-    "model": Read(_model_files),
-    "libraries": Read(lambda texts: [Path(text.partition("=")[2]) for text in texts]),
-    "written": Written(),
-    "written alone": Written(alone=True),
-    "written file or folder": Written(several=True),
-    "written folder": Written(folder=True),
+    "read": ReadMark(),
+    "model": ReadMark(_model_files),
+    "libraries": ReadMark(lambda texts: [Path(text.partition("=")[2]) for text in texts]),
+    "written": WrittenMark(),
+    "written alone": WrittenMark(alone=True),
+    "written file or folder": WrittenMark(several=True),
+    "written folder": WrittenMark(folder=True),
 }
 """The words of a declared option for what it names."""
 
 
 @contextlib.contextmanager
-def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iterator[None]:
+def guarded(marks: Mapping[str, ReadMark | WrittenMark], values: dict[str, Any]) -> Iterator[None]:
     """Refuse unsuitable outputs before a command begins; inside the block, no file that it reads can be replaced.
 
     Args:
@@ -82,14 +82,14 @@ def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iter
     from modelexport.files.protected_inputs import reading
 
     marks_of_outputs = {
-        name: mark for name, mark in marks.items() if isinstance(mark, Written) and values[name] is not None
+        name: mark for name, mark in marks.items() if isinstance(mark, WrittenMark) and values[name] is not None
     }
     if values.pop(FOLLOW.name):
         values |= {name: _followed(values[name]) for name in marks_of_outputs}
     reads = [
         path
         for name, mark in marks.items()
-        if isinstance(mark, Read) and values[name]
+        if isinstance(mark, ReadMark) and values[name]
         for path in mark.files(values[name])
     ]
     outputs = {name: values[name] for name in marks_of_outputs}
@@ -128,7 +128,7 @@ def _followed(value: Path | str) -> Path | str:
     return Path(real) if isinstance(value, Path) else real + "/" * value.endswith("/")
 
 
-def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written], *, source: object) -> None:
+def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, WrittenMark], *, source: object) -> None:
     """Refuse a folder with the name of a file, and a file with that of a folder, before anything is written.
 
     Args:
@@ -149,7 +149,7 @@ def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]
             raise OutputError(f"{value} has no suffix: give {value}.onnx")
 
 
-def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]) -> None:
+def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, WrittenMark]) -> None:
     from modelexport.files.atomic_writing import check_writable
 
     places: dict[str, Path] = {}

@@ -15,7 +15,7 @@ class Evidence(enum.StrEnum):
     EXACT = "exact"
     """The exporter recorded the call when it made the node."""
     DERIVED = "derived"
-    """Derived from a graph whose owners are exact, through the names of values that both graphs have."""
+    """Derived from nodes whose owners are exact: those that it replaces, leads to, comes from or stands between."""
     INFERRED = "inferred"
     """Inferred because producers and consumers agree. The last resort; counted separately."""
 

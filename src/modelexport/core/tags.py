@@ -285,7 +285,10 @@ def tag_segments(
     class_of: Callable[[ModuleCall], str],
     suffixes: Mapping[tuple[str, str], str],
 ) -> dict[ModuleCall, str]:
-    """What each call adds to the tag of its base: ``ClassName[.suffix][@n]``."""
+    """What each call adds to the tag of its base: ``ClassName[.suffix][@n]``.
+
+    ``n`` counts the calls of a path in one call of the base; that of an address counts all calls of the path.
+    """
     segments: dict[ModuleCall, str] = {}
     repeats: Counter[tuple[ModuleCall | None, str]] = Counter()
     for call, base in bases.items():

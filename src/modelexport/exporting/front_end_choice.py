@@ -38,6 +38,7 @@ def first_that_passes(
         CaptureError: No front end can capture the model.
         CheckError: No file passes.
         UntaggedNodeError: In every graph a node has no owner.
+        UsageError: The first front end refuses the inputs or the options; no other one is tried.
     """
     if frontend != "auto":
         return export_by(frontend, (), keep_anyway)

@@ -211,7 +211,7 @@ class _Job:
             tagged = steps.tag(exported, before, tree, options.tags, fused)
         with checked_and_replaced(check=False) as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
-            written = _Written(self, exported, before, tagged, attempts, staged)
+            written = _StagedExport(self, exported, before, tagged, attempts, staged)
             written.write(stated_unchecked(exported))
             checks = ExportChecks(
                 model,
@@ -272,7 +272,7 @@ class _Job:
 
 
 @dataclass
-class _Written:
+class _StagedExport:
     """The files of an export in their staging folder: the weights once, the graph and its documents by each `write`."""
 
     job: _Job

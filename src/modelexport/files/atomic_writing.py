@@ -1,4 +1,4 @@
-"""Writing files so that a failed run leaves existing files unchanged."""
+"""Writing files so that a failed run leaves existing files unchanged; the next run undoes the moves of a killed one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import IO
 from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
 from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned
-from modelexport.files.ordered_moves import Move, Order, Staged, files_in, kind_of
+from modelexport.files.ordered_moves import Move, Order, Staged, files_in, order_of
 from modelexport.files.protected_inputs import (
     OTHER_KINDS,
     being_read,
@@ -111,7 +111,7 @@ class Replacement:
     def _move(self) -> None:
         for staged in self.folders:
             staged.check_asked()
-        models = any(kind_of(file) is Order.MODEL for staged in self.folders for file in staged.new())
+        models = any(order_of(file) is Order.MODEL for staged in self.folders for file in staged.new())
         moves = sorted((move for staged in self.folders for move in staged.moves(models)), key=attrgetter("order"))
         gone = {move.target for move in moves if move.is_away}
         placed = [move for move in moves if not move.is_away]
@@ -126,7 +126,7 @@ class Replacement:
         with reading(self._reads):
             check_kept(move.target for move in moves)
         targets = [move.target for move in moves]
-        check_others_keep_weights(targets, [target for target in targets if kind_of(target) is Order.MODEL])
+        check_others_keep_weights(targets, [target for target in targets if order_of(target) is Order.MODEL])
         new_folders: list[Path] = []
         undo: list[Move] = []
         try:

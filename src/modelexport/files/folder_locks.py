@@ -12,6 +12,7 @@ from typing import IO
 
 from modelexport.core.limits import ABANDONED_SECONDS, LOCK_SECONDS
 from modelexport.errors import NotWrittenError
+from modelexport.files.ordered_moves import restore
 
 try:
     import fcntl
@@ -72,7 +73,10 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Remove the staging folders of runs that were killed, here and in the folders here, which packages go to."""
+    """Remove the staging folders of runs that were killed, here and in the folders here, which packages go to.
+
+    What such a run had moved out of the way is put back first (:func:`~modelexport.files.ordered_moves.restore`).
+    """
     folders: list[Path] = []
     for pattern in (f"{STAGING_PREFIX}*", f"*/{STAGING_PREFIX}*"):
         with contextlib.suppress(OSError):  # a folder goes while it is looked into, as in /tmp
@@ -87,4 +91,6 @@ def remove_abandoned(directory: Path) -> None:
             lock = locked(folder)
             if lock is not None:
                 with lock:
+                    with only_writer(folder.parent):
+                        restore(folder)
                     shutil.rmtree(folder, ignore_errors=True)

@@ -80,7 +80,7 @@ class Staged:
         """What belongs to something that is replaced, and is not replaced itself."""
         new = {*self.new().values()}
         stale = {*(files_of_package(self.directory) if self.package else ())}
-        for model in (target for target in new if kind_of(target) is Order.MODEL):
+        for model in (target for target in new if order_of(target) is Order.MODEL):
             beside = [*map(model.with_suffix, DESCRIBING_SUFFIXES)]
             if model.exists():
                 beside += [*map(model.with_suffix, DOCUMENT_SUFFIXES), model.with_name(model.name + DATA_SUFFIX)]
@@ -97,7 +97,7 @@ class Staged:
                 raise OutputError(
                     f"{self.directory / folder} is a symbolic link, and files would be written through it: remove it"
                 )
-        stems = {target.with_suffix("") for target in new.values() if kind_of(target) is Order.MODEL}
+        stems = {target.with_suffix("") for target in new.values() if order_of(target) is Order.MODEL}
         if not stems:  # each file is what the command was asked to write
             return
         former = {self.directory / MANIFEST, *files_of_package(self.directory)} if self.package else set()
@@ -110,38 +110,62 @@ class Staged:
         """What has to be moved; makes the folder for what was there.
 
         Args:
-            models: Models are among all files that are moved; else each file takes the place of the old one.
+            models: Whether any file of the run is a model; if not, each file takes the place of the old one directly.
         """
         new, stale, manifest = self.new(), self.stale(), self.directory / MANIFEST
-        has_weights = any(kind_of(file) is Order.OTHER for file in (*new.values(), *stale))
+        has_weights = any(order_of(file) is Order.OTHER for file in (*new.values(), *stale))
         ordered: list[tuple[Order, Path, Path]] = []
         replaced = [target for target in new.values() if models and target.exists()]
         for target in (*stale, *replaced):
-            kind = kind_of(target)
+            kind = order_of(target)
             if self.package and target == manifest:
                 continue
             if target in stale or kind is Order.DOCUMENT or has_weights:
                 ordered.append((_OLD[kind], target, target))
         for file, target in new.items():
-            ordered.append((Order.MANIFEST if self.package and target == manifest else kind_of(target), file, target))
+            ordered.append((Order.MANIFEST if self.package and target == manifest else order_of(target), file, target))
         if self.package:
             unfinished = self.staging.parent / "unfinished"
             files = [file.relative_to(self.directory).as_posix() for file in (*stale, *new.values())]
             unfinished.write_bytes(unfinished_manifest(files))
             ordered.append((Order.UNFINISHED, unfinished, manifest))
         before = self.staging.parent / "before"
-        before.mkdir()
-        return [Move(*move, before / str(number)) for number, move in enumerate(ordered)]
+        moves = [
+            Move(order, file, target, before / str(number) / target.relative_to(self.directory))
+            for number, (order, file, target) in enumerate(ordered)
+        ]
+        for move in moves:
+            move.backup.parent.mkdir(parents=True)
+        return moves
 
 
 _OLD = {Order.DOCUMENT: Order.OLD_DOCUMENT, Order.MODEL: Order.OLD_MODEL, Order.OTHER: Order.OLD_OTHER}
 
 
-def kind_of(file: Path) -> Order:
+def order_of(file: Path) -> Order:
     """Whether a new file is a model, a document, or another file."""
     if file.suffix == ".onnx":
         return Order.MODEL
     return Order.DOCUMENT if file.name.endswith((*DOCUMENT_SUFFIXES, ".json")) else Order.OTHER
+
+
+def restore(folder: Path) -> None:
+    """Put back what a killed run moved out of the way, if it was killed before all of its models were in place.
+
+    A package is not restored: its manifest says that the run was killed, and readers refuse it.
+
+    Args:
+        folder: The folder of the run's temporary files.
+    """
+    new = {file.relative_to(folder / "new") for file in files_in(folder / "new")}
+    if Path(MANIFEST) in new or not any(order_of(name) is Order.MODEL for name in new):
+        return
+    for backup in sorted(files_in(folder / "before"), key=order_of):  # weights before the model that needs them
+        name = Path(*backup.relative_to(folder / "before").parts[1:])
+        target = folder.parent / name
+        was_moved = name not in new or not target.exists()
+        if was_moved and target.parent.resolve().is_relative_to(folder.parent.resolve()):  # a link may lead elsewhere
+            backup.replace(target)
 
 
 def files_in(staging: Path) -> Iterator[Path]:

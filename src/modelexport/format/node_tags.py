@@ -1,4 +1,4 @@
-"""The tags of a node as text in its properties: the only code that knows how they are spelled."""
+"""The owner and the tags of a node as text in its properties: the only code that reads and writes these."""
 
 from __future__ import annotations
 

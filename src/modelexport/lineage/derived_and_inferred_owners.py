@@ -37,7 +37,8 @@ class LostCalls:
         the product of both.
 
         Args:
-            own_calls: The calls of the asking node: of merged equal nodes, it replaces the one of its own call.
+            own_calls: The calls of the asking node. A source node with several calls is left out if one of them is
+                among these.
         """
         calls: dict[ModuleCall, None] = {}
         for name in names:

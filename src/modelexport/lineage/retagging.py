@@ -127,7 +127,7 @@ def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport
         output: The file to write.
 
     Raises:
-        FileFormatError: A file is missing, damaged, or without its weights, or ``source`` has no tags.
+        FileFormatError: A file is missing, damaged, or without its weights.
         UsageError: The files are not related; the message gives the number of common values.
         UntaggedNodeError: No owner was found for a node, though all nodes of ``source`` have one. Nothing is written.
         OutputError: The output cannot be written. An existing file of that name is unchanged.

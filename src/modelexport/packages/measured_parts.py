@@ -228,7 +228,7 @@ def profile_parts(
             inputs; those that the other does not have are left out, as a tool removes those that nothing reads.
 
     Raises:
-        FileFormatError: A file is missing, or has no tags; or the folder is not a package.
+        FileFormatError: A file is missing or damaged, or the folder is not a package.
         InputsError: The inputs do not fit, or no random ones do.
         UsageError: ONNX Runtime does not run a part, or no part has a dynamic axis of a name in ``sizes``.
     """
@@ -322,7 +322,7 @@ def _same_uses(path: Path, other: Path, uses: Mapping[str, object]) -> dict[str,
     """The files of another file or package of the same model, for the same uses.
 
     Raises:
-        FileFormatError: A file is missing, or has no tags; or the folder is not a package.
+        FileFormatError: A file is missing or damaged, or the folder is not a package.
         UsageError: It does not have these parts.
     """
     others = {name: use.tagged for name, use in uses_of(other, {}).items()} if other.is_dir() else {"": read_one(other)}

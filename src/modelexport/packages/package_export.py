@@ -1,4 +1,4 @@
-"""``export_package``: export a model to a folder of graphs that share one set of weights. Read this file first."""
+"""``export_package``: export a model to a folder of graphs that share one set of weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartE
 from modelexport.packages.generation_loop import BATCH
 from modelexport.packages.input_and_axis_names import name_axes_of_part
 from modelexport.packages.model_parts import ModelPart, with_weights
-from modelexport.packages.package_kinds import AUTO, PackageKind, Request, as_module, kind_of
+from modelexport.packages.package_kinds import AUTO, PackageKind, Request, as_module, kind_for_model
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -116,7 +116,7 @@ def export_package(
     model = as_module(model)
     check_package_folder(folder, [] if model_folder is None else [model_folder])
     with stages("parts"):
-        kind = kind_of(model, AUTO if options.package.parts is None else options.package.parts)
+        kind = kind_for_model(model, AUTO if options.package.parts is None else options.package.parts)
         kind.check_options(options.package)
         request = Request(model, inputs, model_folder, options)
         forms = iter(kind.forms(request))

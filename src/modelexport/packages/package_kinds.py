@@ -213,7 +213,7 @@ def as_module(model: Any) -> Any:
     return next((module for module in made if module is not None), model)
 
 
-def kind_of(model: nn.Module, name: str | Mapping[str, Any] = AUTO) -> PackageKind:
+def kind_for_model(model: nn.Module, name: str | Mapping[str, Any] = AUTO) -> PackageKind:
     """The kind of the package that a model becomes.
 
     Args:
@@ -268,7 +268,7 @@ def load_for_parts(
     loaded = load_model(
         spec, model_class=model_class, seed=seed, weights=weights, trust_remote_code=trust_remote_code, dtype=dtype
     )
-    return loaded, PackageKind.takes if parts == WHOLE else kind_of(loaded.model).takes
+    return loaded, PackageKind.takes if parts == WHOLE else kind_for_model(loaded.model).takes
 
 
 def kind_of_package(package: Package, model: nn.Module) -> PackageKind:

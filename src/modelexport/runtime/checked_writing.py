@@ -1,4 +1,4 @@
-"""The one way in which commands write models: each is loaded and run before it takes its place."""
+"""The one way in which commands write models: loaded and run first, unless they are large or for other runtimes."""
 
 from __future__ import annotations
 

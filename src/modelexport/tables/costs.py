@@ -50,7 +50,7 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
         ``peak_bytes`` (of the values alive at one time).
 
     Raises:
-        FileFormatError: It is missing, or has no tags.
+        FileFormatError: It is missing or damaged.
         UsageError: It has no dynamic axis of a name in ``sizes``, is not right for these sizes, or is a folder.
     """
     tagged = read_one(file)

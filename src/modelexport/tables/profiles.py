@@ -138,7 +138,7 @@ def profile(
         nodes that ONNX Runtime adds, and what a run takes beside its nodes, so that all adds up to the time of a run.
 
     Raises:
-        FileFormatError: The file is missing or has no tags.
+        FileFormatError: The file is missing or damaged.
         InputsError: The inputs do not fit.
         UsageError: ONNX Runtime does not load or run the file, or does not have the provider; or it is a folder.
     """

@@ -89,10 +89,10 @@ class ModelChoice:
 
     def make_inputs(self, loaded: Any) -> Any:
         """Example inputs as described, or as fit the model."""
-        from modelexport.packages.package_kinds import kind_of
+        from modelexport.packages.package_kinds import kind_for_model
         from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
-        if self.inputs is None and (example := kind_of(loaded.model).example_inputs(loaded.model)) is not None:
+        if self.inputs is None and (example := kind_for_model(loaded.model).example_inputs(loaded.model)) is not None:
             return example
         return generate_inputs(
             loaded.model,

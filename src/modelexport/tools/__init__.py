@@ -1,7 +1,7 @@
 """Tools: what people do with models and files. Each is a folder with its commands, options, output and logic.
 
-``TOOLS`` is the table of all tools of this package: the program and the export of packages ask it, and know no tool
-by name. Another package adds tools by entry points of the group ``modelexport.tools``, each of them a :class:`Tool`:
+``TOOLS`` is the table of all tools of this package: the program and the export of packages ask it. Another package adds
+tools by entry points of the group ``modelexport.tools``, each of them a :class:`Tool`:
 
     [project.entry-points."modelexport.tools"]
     quiet = "my_package.tool:TOOL"
@@ -153,7 +153,7 @@ def _warn(problem: str) -> None:
 
 
 def commands_of_tools() -> dict[str, Command]:
-    """The commands of all installed tools by name. The first tool that has a name keeps it."""
+    """The commands of all installed tools by name. The first tool that has a name keeps it, without a warning."""
     commands: dict[str, Command] = {}
     for tool in installed_tools():
         for name, command in tool.commands.items():

@@ -17,7 +17,7 @@ INFINITE = 1e30
 """Numbers of this size or above count as infinite: a mask's smallest number has another one in each type."""
 
 # Values of two runs in float64.
-EQUAL_IN_FLOAT64 = 1e-9
+EQUAL_IN_FLOAT64 = ALLOWED["float64"]
 """The largest difference of two equal values, as a share of their size (root mean square)."""
 PROJECTION_DEVIATIONS = 4.0
 """How many standard deviations a projection of a difference may be from zero in a fingerprint."""
@@ -36,7 +36,8 @@ CALL_ALONE = 1e-6
 COMPUTED_BUFFER = 1e-5
 """How far off a buffer may be that was computed on another machine."""
 COMPUTED_WEIGHTS = 2.0**-8
-"""How far off weights computed in float32 may be from those in float64, as the sine of a large angle."""
+"""How far off weights computed in float32 may be from those in float64: the sine of a large number is
+far off."""
 ROUNDED_CONSTANT = 2.0**-8
 """How far off a constant of a file may be from the result that it is, rounded to its type."""
 TIED_SCORES = 4 * 2.0**-24

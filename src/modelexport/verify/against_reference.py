@@ -32,7 +32,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
         provider: The execution provider of ONNX Runtime for the outputs.
 
     Raises:
-        FileFormatError: The file has no tags or no reference values, or they were made with other weights.
+        FileFormatError: The file has no reference values, or they were made with other weights.
         UsageError: A module or provider does not exist, or the values of a module are not stored.
     """
     tagged = read_tagged(path)

@@ -77,7 +77,8 @@ def compare_runs(
         inputs: Names of the file's inputs to arrays.
         reference: The run of PyTorch.
         weights: Initializers to other arrays for them.
-        own_trace: Gives the run of PyTorch in the types of the model, whose results some constants of the file may be.
+        own_trace: Runs PyTorch in the types of the model. Called if the runs differ, since an exporter may have
+            computed constants of the file in these types.
     """
     exact = exact_constants(run, reference, weights)
     compared = _compare(tagged, run, inputs, reference, {**weights, **exact})

@@ -144,7 +144,7 @@ class Matches:
 
     @cached_property
     def right(self) -> set[ir.Value]:
-        """The values that are known, and those that such a value was computed from."""
+        """The known values, and those that they were computed from, back to values that were wrong and are replaced."""
         pending = [
             value
             for value, contents in self.equal_in_order.items()
@@ -163,7 +163,7 @@ class Matches:
 
     @cached_property
     def confirmed(self) -> set[ir.Value]:
-        """The right values, and the values that a right one is computed from."""
+        """The right values, and the values that a right one is computed from directly, wrong ones included."""
         return self.right.union(*(self._before(value) for value in self.right))
 
     def _before(self, value: ir.Value) -> Iterator[ir.Value]:

@@ -178,7 +178,7 @@ def record_reference(
         The file that was written.
 
     Raises:
-        FileFormatError: The file has no tags.
+        FileFormatError: The file is missing or damaged.
         InputsError: The inputs do not fit the file.
         OutputError: There is not enough space for them.
         UsageError: A module does not exist.

@@ -29,7 +29,7 @@ from modelexport.tools.quantize import search_within_bound
 from modelexport.tools.quantize.methods import KEEP, Method, parse_method
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize_text import format_search
-from modelexport.tools.quantize.ranked_steps import Option, rank_steps
+from modelexport.tools.quantize.ranked_steps import Candidate, rank_steps
 from modelexport.tools.quantize.search_within_bound import SearchResult, search
 from modelexport.tools.quantize.switched_model import find_units
 
@@ -40,9 +40,9 @@ INT4, INT8 = parse_method("int4"), parse_method("int8-weights")
 def test_the_first_step_is_the_one_that_saves_most_for_a_byte() -> None:
     ranked = rank_steps(
         [
-            [Option(0, 0, None), Option(-10, 8, INT4), Option(-8, 1, INT8)],
-            [Option(0, 0, None), Option(-100, 4, INT4), Option(-99, 3.99, INT8)],
-            [Option(0, 0, None), Option(5, 1, INT4)],
+            [Candidate(0, 0, None), Candidate(-10, 8, INT4), Candidate(-8, 1, INT8)],
+            [Candidate(0, 0, None), Candidate(-100, 4, INT4), Candidate(-99, 3.99, INT8)],
+            [Candidate(0, 0, None), Candidate(5, 1, INT4)],
         ]
     )
     assert ranked.methods_after(0) == {0: INT4, 1: INT4}, (
@@ -56,7 +56,7 @@ def test_the_first_step_is_the_one_that_saves_most_for_a_byte() -> None:
 
 
 def test_the_fewest_steps_and_the_most() -> None:
-    ranked = rank_steps([[Option(0, 0, None), Option(-10, loss, INT4)] for loss in (1, 8, 4, 2)])
+    ranked = rank_steps([[Candidate(0, 0, None), Candidate(-10, loss, INT4)] for loss in (1, 8, 4, 2)])
     assert [step.unit for step in ranked.steps] == [1, 2, 3, 0]
     assert len(ranked.fewest_within(lambda choice: 1 not in choice and 2 not in choice)) == 2
     assert len(ranked.fewest_within(lambda choice: False)) == 4
@@ -65,13 +65,15 @@ def test_the_fewest_steps_and_the_most() -> None:
 
 
 def test_what_costs_too_much_is_left_out_of_a_budget() -> None:
-    ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in ((100, 9000), (10, 1))])
+    ranked = rank_steps(
+        [[Candidate(0, 0, None), Candidate(-size, loss, INT4)] for size, loss in ((100, 9000), (10, 1))]
+    )
     assert [step.unit for step in ranked.best_for(50)] == [1]
 
 
 def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
     sizes = [(100, 90), *((10, 10) for _ in range(4))]
-    ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in sizes])
+    ranked = rank_steps([[Candidate(0, 0, None), Candidate(-size, loss, INT4)] for size, loss in sizes])
     assert [step.unit for step in ranked.best_for(100)] == [0]
 
 

@@ -34,7 +34,7 @@ class CallRecorder:
     Args:
         around: Returns a context that is entered when a call begins and left when it ends.
         watch: Called with the tensors that each call gets (``inputs``) and returns (``outputs``).
-        apart: Whether an object's tensors are not recorded where another call than the root's gets or returns it.
+        apart: Whether an object's tensors are recorded only where the root's call gets or returns it.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ def write_tags(model: ir.Model, tags: CallTags) -> None:
     """Write every node's owner and every initializer's users into a model, in place, whatever it had before."""
     for node in all_nodes(model):
         drop_texts([node], NODE_KEYS)
-        if (owner := owner_of(node)) is not None:  # only an export refuses nodes without owners
+        if (owner := owner_of(node)) is not None:  # exports and `retag` refuse nodes without owners
             put_texts(node, owner_properties(owner, tags))
     write_calls(model, tags)
 

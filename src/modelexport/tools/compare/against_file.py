@@ -75,7 +75,7 @@ def verify_against(
         processor: The folder of the tokenizer or image processor for the data; by default that of the first file.
 
     Raises:
-        FileFormatError: A file is missing or has no tags.
+        FileFormatError: A file is missing or damaged.
         InputsError: The files do not take the same inputs, or no random ones fit.
         UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
             common.

@@ -52,7 +52,7 @@ def compare(
         values: Compare the elements of parameters as well, which reads all weights. Otherwise no weights are read.
 
     Raises:
-        FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
+        FileFormatError: A file is missing or damaged, or, with ``values``, its weights are missing.
     """
     files = [as_tagged(file) for file in (first, second)]
     held = [parameter_plans(file.model) for file in files]

@@ -55,7 +55,7 @@ def verify_on_device(
 
     Raises:
         UsageError: This machine does not have the device, or a module does not exist, or a number makes no sense.
-        FileFormatError: The file is missing or has no tags.
+        FileFormatError: The file is missing or damaged.
         InputsError: The inputs do not fit.
         OutputError: The changed file cannot be written.
     """

@@ -66,7 +66,7 @@ def write_report_page(
         processor: The folder of the tokenizer or image processor that they need.
 
     Raises:
-        FileFormatError: A file is missing or has no tags.
+        FileFormatError: A file is missing or damaged.
         OutputError: The page cannot be written.
         UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """

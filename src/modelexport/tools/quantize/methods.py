@@ -35,10 +35,10 @@ from modelexport.tools.quantize.blockwise_weights import quantize_blockwise
 KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""
 
-Option = int | bool | str
+OptionValue = int | bool | str
 _MATRICES = ("MatMul", "Gemm", "FusedMatMul")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-_BLOCKS: Mapping[str, Option] = {
+_BLOCKS: Mapping[str, OptionValue] = {
     "algorithm": "rtn",
     "block": 32,
     "symmetric": False,
@@ -50,7 +50,7 @@ _WORDS = {
     "block": ("16", "32", "64", "128", "256"),
     "accuracy_level": tuple("01234"),
 }
-_INT8: dict[str, Option] = {"per_channel": True, "reduce_range": False, "weights": "uint8"}
+_INT8: dict[str, OptionValue] = {"per_channel": True, "reduce_range": False, "weights": "uint8"}
 _INT8_WORDS = {"weights": ("uint8", "int8")}
 _WITHOUT = {"hqq": ("symmetric", "accuracy_level", "embeddings"), "k_quant": ("symmetric",)}
 """Options that ONNX Runtime's function for an algorithm does not have."""
@@ -60,7 +60,7 @@ class Method(msgspec.Struct, frozen=True, order=True):
     """A method by its name, with the options that are not the default."""
 
     name: str
-    options: tuple[tuple[str, Option], ...] = ()
+    options: tuple[tuple[str, OptionValue], ...] = ()
 
     def __str__(self) -> str:
         texts = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.options]
@@ -93,14 +93,15 @@ class MethodRow:
     """The operators whose constant weight it quantizes; ``None`` if it converts every node."""
     types: tuple[ir.DataType, ...] = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     """The types of data for which ONNX Runtime has the quantized operators."""
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Options to the values that they may have, where these are limited."""
     needs_data: bool = False
     bits: int = 8
     """The bits of a stored weight."""
     largest: float | None = None
-    """The largest number that it can hold, if weights may be larger; nodes with such weights stay as they are."""
+    """The largest number that it can hold, if weights may be larger: nodes with such weights stay as they are. Written
+    weights are not checked then."""
 
 
 def parse_method(text: str) -> Method | None:
@@ -111,7 +112,7 @@ def parse_method(text: str) -> Method | None:
     if name not in METHODS:
         raise UsageError(f"there is no method '{name}'{suggest(name, METHODS)}; the methods are {', '.join(METHODS)}")
     row = METHODS[name]
-    options: dict[str, Option] = {}
+    options: dict[str, OptionValue] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in row.options:
@@ -126,7 +127,7 @@ def parse_method(text: str) -> Method | None:
     )
 
 
-def _value(where: str, default: Option, text: str, choices: tuple[str, ...] | None) -> Option:
+def _value(where: str, default: OptionValue, text: str, choices: tuple[str, ...] | None) -> OptionValue:
     choices = ("true", "false") if isinstance(default, bool) else choices
     if choices and text not in choices:
         raise UsageError(f"{where} is {' or '.join(choices)}, not '{text}'")
@@ -182,7 +183,7 @@ def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onn
 
     how = _int8(method)
     how["per_channel"] &= _with_one_scale(model).isdisjoint(node.input[1] for node in _products(model))
-    made = _written(lambda file: quantize_dynamic(model, file, **how))
+    made = _model_written_by(lambda file: quantize_dynamic(model, file, **how))
     # The quantizer of recurrent layers knows int8 weights only.
     return without_saturation(made) if _is_unsigned(method) else made
 
@@ -220,7 +221,7 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
     for tensor in biases:  # the library leaves a bias alone that is an input
         model.graph.initializer.remove(tensor)
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    made = _written(lambda file: quantize_static(model, file, None, **how))
+    made = _model_written_by(lambda file: quantize_static(model, file, None, **how))
     made.graph.initializer.extend(biases)
     del made.graph.input[len(made.graph.input) - len(biases) :]
     for node in [node for node in made.graph.node if node.output[0] in marks]:
@@ -300,7 +301,7 @@ def _is_unsigned(method: Method) -> bool:
     return method.option("weights") == "uint8" and not method.option("reduce_range")
 
 
-def _written(run: Callable[[Path], None]) -> onnx.ModelProto:
+def _model_written_by(run: Callable[[Path], None]) -> onnx.ModelProto:
     """The model that a quantizer writes to a file."""
     with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
         run(Path(folder) / "model.onnx")

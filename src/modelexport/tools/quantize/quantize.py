@@ -122,6 +122,7 @@ def quantize(
         UsageError: A selector matches nothing, a method does not exist, or data are needed.
         FileFormatError: The file or the recipe cannot be read.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
+        CheckError: A kept node was changed, or a library wrote other weights than its method explains.
     """
     path, output = as_path(file), Path(output)
     check_quantized_writable(output, path)
@@ -187,7 +188,7 @@ def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = No
         ranges = calibrate(tagged.model, data, place) if data and measured else None
         model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
     counts: dict[str, int] = defaultdict(int)
-    for name in _replaced(tagged.model, model, resolved.assignment):
+    for name in _check_kept_nodes(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
     changes = apply_changes(model, tagged, [rule for rule in recipe.rules if rule.method in CHANGES])
     outcome = Outcome(
@@ -298,8 +299,8 @@ def calibrate(model: ir.Model, data: RunInputs, folder: Path) -> Path:
     return ranges
 
 
-def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
-    """Compare every kept node with its weights; returns the names of the nodes that have changed."""
+def _check_kept_nodes(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
+    """Check that nodes without a method are unchanged, with their weights; returns the names of all changed nodes."""
     there = {node.name: node for node in after.graph}
     changed: list[str] = []
     for node in before.graph:

@@ -215,7 +215,8 @@ def quantize_within(
             Ranges are measured on the inputs that it chooses by.
 
     Raises:
-        UsageError, FileFormatError, InputsError, OutputError: As for :func:`search` and :func:`modelexport.quantize`.
+        UsageError, FileFormatError, InputsError, OutputError, CheckError: As for :func:`search` and
+            :func:`modelexport.quantize`.
     """
     path = as_path(file)
     graph = only_graph(path)

@@ -11,7 +11,7 @@ from modelexport.tools.quantize.methods import Method
 from modelexport.tools.quantize.switched_model import Choice
 
 
-class Option(NamedTuple):
+class Candidate(NamedTuple):
     """A method for a unit."""
 
     cost: float
@@ -24,7 +24,7 @@ class Step(NamedTuple):
     """A unit gets another method, or is kept."""
 
     unit: int
-    option: Option
+    option: Candidate
     gain: float
     """The loss that a byte more saves."""
 
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 class RankedSteps:
     """Choices, each of which costs more and loses less than the one before."""
 
-    start: list[Option]
+    start: list[Candidate]
     """The cheapest option of each unit."""
     steps: list[Step]
 
@@ -75,7 +75,7 @@ class RankedSteps:
         return sum(option.loss for option in options.values())
 
 
-def rank_steps(options: Sequence[Sequence[Option]]) -> RankedSteps:
+def rank_steps(options: Sequence[Sequence[Candidate]]) -> RankedSteps:
     """The steps of units with several options each: the steps that save most for what they cost come first."""
     start, steps = [], []
     for unit, choices in enumerate(options):

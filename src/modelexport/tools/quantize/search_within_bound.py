@@ -35,7 +35,7 @@ from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_me
 from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import Quantized, quantized, weights_size
-from modelexport.tools.quantize.ranked_steps import Option, rank_steps
+from modelexport.tools.quantize.ranked_steps import Candidate, rank_steps
 from modelexport.tools.quantize.sensitivity import measure_alone
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
@@ -203,10 +203,10 @@ def search(
                 alone = _losses_alone(switched, methods, choosing, measured, workers)
         with stages("find what each method costs"):
             timed = measured_seconds(tagged, units, methods, choosing, device) if least == "time" else None
-        options = [[Option(0, 0, None)] for _ in units]
+        options = [[Candidate(0, 0, None)] for _ in units]
         for (unit, method), cost in (switched.added if timed is None else timed).items():
             if isfinite(loss := alone[unit, method]):
-                options[unit].append(Option(cost, loss**measured.power, method))
+                options[unit].append(Candidate(cost, loss**measured.power, method))
         ranked = rank_steps(options)
         cheapest, before = runs.figure(ranked.methods_after(0)), weights_size(tagged.model)
         with stages("choose"):

@@ -251,9 +251,9 @@ class ForwardText(NestedGraphs):
             self._number_node(node)
         else:
             self._operator = node.op_type
-            self._write(node, self._composed(lambda: self._written(node)))
+            self._write(node, self._composed(lambda: self._expression(node)))
 
-    def _written(self, node: ir.Node) -> ast.expr:
+    def _expression(self, node: ir.Node) -> ast.expr:
         """A node as an expression.
 
         Raises:

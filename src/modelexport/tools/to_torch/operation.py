@@ -26,7 +26,7 @@ from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.tools.to_torch import functions_of_layers, functions_of_quantized, functions_of_tensors
 from modelexport.tools.to_torch.expressions import LEFT_OUT, METHODS, code, names_of, parsed
-from modelexport.tools.to_torch.size_numbers import constant_numbers, kind_of
+from modelexport.tools.to_torch.size_numbers import constant_numbers, numpy_kind
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     name: each
@@ -224,7 +224,7 @@ class Operation:
 
     def kind(self, index: int = 0) -> str:
         """NumPy's kind of an operand's type; ``O`` if the type is not known."""
-        return kind_of(self.dtype(index))
+        return numpy_kind(self.dtype(index))
 
     def dtype(self, index: int = 0) -> ir.DataType | None:
         """The element type of an operand."""

@@ -143,7 +143,7 @@ def _sizes(node: ir.Node, value: ir.Value, size: Callable[[ir.Value, int], Any])
     return np.array([size(value, axis) for axis in range(len(value.shape))[slice(start, end)]], dtype=object)
 
 
-def kind_of(dtype: ir.DataType | None) -> str:
+def numpy_kind(dtype: ir.DataType | None) -> str:
     """NumPy's kind of an element type: ``i``, ``u``, ``f`` or ``b``; ``O`` if it is not known."""
     if dtype is None or dtype.name in ("UNDEFINED", "STRING"):
         return "O"
@@ -192,7 +192,7 @@ class FileNumbers:
         if node.domain or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1 or nested_graphs(node):
             return None
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
-        is_narrow = dtype is not None and kind_of(dtype) in "iuf" and dtype.itemsize < _WIDTH
+        is_narrow = dtype is not None and numpy_kind(dtype) in "iuf" and dtype.itemsize < _WIDTH
         reads_sizes = node.op_type in ("Shape", "Size")
         if all(each is None for each in known) and node.op_type != "ConstantOfShape" and not reads_sizes:
             return None
@@ -213,7 +213,7 @@ class FileNumbers:
 
     def _of_arrays(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
         name, types = node.op_type, [value.dtype for value in (*node.inputs, *node.outputs) if value is not None]
-        kinds = [*map(kind_of, types)]
+        kinds = [*map(numpy_kind, types)]
         if name == "Cast":
             if kinds[-1] not in _CASTS:
                 return None
