@@ -178,3 +178,8 @@ def test_source_code_that_a_person_changed_is_not_replaced(folder: Path) -> None
     (folder / "out.py").write_bytes(signed(b"class Model: ...") + b"\n# mine")
     with pytest.raises(OutputError, match="was changed since"):
         check_writable(folder / "out.py", alone=True)
+
+
+def test_source_code_with_other_ends_of_lines_is_replaced(folder: Path) -> None:
+    (folder / "out.py").write_bytes(signed(b"class Model:\n    ...\n").replace(b"\n", b"\r\n"))
+    check_writable(folder / "out.py", alone=True)

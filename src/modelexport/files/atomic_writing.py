@@ -343,7 +343,8 @@ def check_written_by_us(path: Path) -> None:
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
         if path.suffix in (".yaml", ".py"):
-            _, _, content = (whole := beginning + file.read()).partition(b"\n")
+            whole = (beginning + file.read()).replace(b"\r\n", b"\n")  # as git writes text on some systems
+            _, _, content = whole.partition(b"\n")
             known = signed(content) == whole
             why = "was not written by modelexport, or was changed since, or is of an earlier version"
         else:
