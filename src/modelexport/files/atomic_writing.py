@@ -19,7 +19,7 @@ from typing import IO
 
 from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
-from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned
+from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned, remove_staging
 from modelexport.files.ordered_moves import Move, Order, Staged, files_in, order_of
 from modelexport.files.protected_inputs import (
     OTHER_KINDS,
@@ -255,7 +255,7 @@ def scratch(directory: Path) -> Iterator[Path]:
 def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
     with undisturbed():
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_staging(folder)
         if lock is not None:
             lock.close()
         if folder is not None and folder.exists():

@@ -93,4 +93,10 @@ def remove_abandoned(directory: Path) -> None:
                 with lock:
                     with only_writer(folder.parent):
                         restore(folder)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_staging(folder)
+
+
+def remove_staging(folder: Path) -> None:
+    """Remove a staging folder, its lock last: if this is interrupted, the next run knows the rest by the lock."""
+    for part in (folder / "before", folder / "new", folder):
+        shutil.rmtree(part, ignore_errors=True)
