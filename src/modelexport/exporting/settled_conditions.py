@@ -112,7 +112,8 @@ class _Settling:
 
     def drop_agreeing(self, other: Mapping[str, int]) -> None:
         """Drop the conditions of which every side was tried on which they do not hold; the last one was tried with
-        these sizes."""
+        these sizes.
+        """
         for condition in list(self.pending):
             if condition.in_model or condition.holds(other):
                 continue

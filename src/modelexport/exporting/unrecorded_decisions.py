@@ -97,7 +97,8 @@ class UnrecordedDecisions:
         self, conditions: Sequence[SizeCondition], fits: Callable[[Sizes, Collection[str]], Sizes | None]
     ) -> Iterator[Sizes]:
         """All small sizes of two axes, one of which decides something: the decision may be more than a bound or an
-        order."""
+        order.
+        """
         deciding = {name for each in conditions if not EQUAL.fullmatch(each.formula) for name in each.symbols}
         pairs = [pair for pair in combinations(self.sizes, 2) if not deciding.isdisjoint(pair)]
         for some in sorted(pairs, key=lambda pair: -len(deciding.intersection(pair))):

@@ -2,7 +2,8 @@
 
     python runner.py [PROVIDER] [OPTION=VALUE ...] [plugin:PACKAGE] [limit:SECONDS]
 
-PROVIDER is CPUExecutionProvider if left out; PACKAGE is that of a plug-in. It needs numpy and onnxruntime."""
+PROVIDER is CPUExecutionProvider if left out; PACKAGE is that of a plug-in. It needs numpy and onnxruntime.
+"""
 
 import functools
 import importlib
@@ -62,7 +63,8 @@ def read_value(folder: Path, value: Any) -> Any:
 
 def output_error(right: Any, result: Any) -> float | None:
     """The norm of the difference over that of the right array; of wide integers, the share that differs; None if
-    the shape is another, or an element or the error is infinite or not a number where it should not be."""
+    the shape is another, or an element or the error is infinite or not a number where it should not be.
+    """
     if right.shape != result.shape:
         return None
     if right.dtype.kind == "b" or (right.dtype.kind in "iu" and right.dtype.itemsize > 2):

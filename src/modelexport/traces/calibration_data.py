@@ -265,7 +265,8 @@ def _plain_pixels(height: int, width: int) -> Callable[[Any], Any]:
 
 def _processor(beside: Path) -> Callable[[Any], Any] | None:
     """A function from an image to the pixels that transformers' processor makes; ``None`` if the folder has no
-    processor."""
+    processor.
+    """
     file = beside / PROCESSOR
     if not file.is_file():
         return None

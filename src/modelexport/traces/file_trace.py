@@ -310,7 +310,8 @@ class _Watcher:
 
 def _may_be_drawn(node: ir.Node, numbers: Any, array: Any) -> bool:
     """Whether a node could have drawn PyTorch's numbers. Files draw some by others, such as a permutation by uniform
-    ones."""
+    ones.
+    """
     is_mask = bool(np.isin(numbers, (0, 1)).all())
     return numbers.dtype.kind == array.dtype.kind and (node.op_type in ("Bernoulli", "Dropout")) == is_mask
 

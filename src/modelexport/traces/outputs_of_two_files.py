@@ -23,7 +23,8 @@ from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
 @dataclass(frozen=True)
 class Rounding:
     """How far off outputs may be: by the rounding of a type, and by a multiple of the change that rounding the inputs
-    causes."""
+    causes.
+    """
 
     dtype: str
     """The narrowest floating-point type in which the second file computes."""

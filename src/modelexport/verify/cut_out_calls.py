@@ -64,7 +64,8 @@ def _tensors(
     tagged: TaggedFile, values: Sequence[ir.Value], known: Sequence[CutValue], reference: Trace, side: Side
 ) -> dict[ir.Value, SeenTensor]:
     """The tensors that the record names; of a value of which it does not tell, the only one
-    that is left of its type and shape."""
+    that is left of its type and shape.
+    """
     seen = {tensor.place.name: tensor for tensor in reference.side(tagged.top, side)}
     by_value = {v: seen[each.tensor] for v, each in zip(values, known, strict=False) if each.tensor in seen}
     left = [tensor for tensor in seen.values() if tensor not in by_value.values()]

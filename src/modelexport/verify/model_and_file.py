@@ -119,7 +119,8 @@ class ModelRuns:
 
     def note_on_fused(self, inputs: Inputs) -> list[str]:
         """A note if users of the model get other results: PyTorch's fused operators, which run only without hooks, give
-        zeros where a padding mask hides tokens."""
+        zeros where a padding mask hides tokens.
+        """
         stepwise, fused = self.own(inputs), returned_by(self.model, inputs, as_exported=False)
         apart = [relative_error(*both) for both in zip(stepwise, fused, strict=False)]
         allowed = [ALLOWED.get(str(array.dtype), 0.0) for array in stepwise]

@@ -148,7 +148,8 @@ class VerifyReport(CallReport[CallVerdict], msgspec.Struct, frozen=True, kw_only
     @property
     def errors(self) -> dict[ModuleCall, float]:
         """How far off what each call computes is, as a share of its size: from the right values before it, or where
-        PyTorch's are not known there, in a run of the whole."""
+        PyTorch's are not known there, in a run of the whole.
+        """
         worst = {call.address: call.per_module or (call.end_to_end if call.nodes else None) for call in self.calls}
         return {ModuleCall.parse(a): d.relative for a, d in worst.items() if d is not None and d.relative is not None}
 
@@ -167,6 +168,7 @@ class VerifyReport(CallReport[CallVerdict], msgspec.Struct, frozen=True, kw_only
     @property
     def largest(self) -> float:
         """The largest absolute difference of any output: 0 of one that agrees in float64, infinite if one could not be
-        compared."""
+        compared.
+        """
         unknown = ((0.0 if o.status == "agree" else np.inf) if o.absolute is None else o.absolute for o in self.outputs)
         return max(unknown, default=0.0)

@@ -114,7 +114,8 @@ def verify(
     shown: Shown,
 ) -> None:
     """Compare FILE module by module with MODEL, with the values that `export --reference` stored, or with the correct
-    values on a device. Two files are compared by `compare --numbers`."""
+    values on a device. Two files are compared by `compare --numbers`.
+    """
     _check_options(file, other, inputs, extent, on_device, measured, loading, shown)
     if other.against is not None:
         from modelexport.tools.compare.compare_command import Numbers, compare_numbers

@@ -132,7 +132,8 @@ class AgainstReport(CallReport[CallLoss], msgspec.Struct, frozen=True, kw_only=T
     @property
     def listed(self) -> list[CallLoss]:
         """The calls of ``ranked`` that are further off than ``bound``, alone or end to end; if it judges no output,
-        those that differ."""
+        those that differ.
+        """
         if not self.judged:
             return [call for call in self.ranked if call.status != "agree"]
         return [call for call in self.ranked if max(map(weight_of, (call.per_module, call.end_to_end))) > self.bound]

@@ -65,7 +65,8 @@ def compare(
     measured: CalibrationData,
 ) -> None:
     """Show how two files differ, module by module: their structure, or their numbers. The exit status is 0 even if the
-    structure differs, except with --fail-on."""
+    structure differs, except with --fail-on.
+    """
     from modelexport.tools.compare import comparison_text as show_comparison
     from modelexport.tools.compare.change_checks import ASPECTS, check_changes
 

@@ -47,7 +47,8 @@ def check(
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
     """Find what is wrong with a file on a device: the whole file is run first, then calls, then regions
-    (:mod:`.device_regions`)."""
+    (:mod:`.device_regions`).
+    """
     checker = _DeviceCheck(tagged, RegionCutter(tagged, feeds), runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []

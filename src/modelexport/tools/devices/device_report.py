@@ -138,7 +138,8 @@ class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Literal["agree", "differ", "not compared"]:
         """Of the whole file, or of the changed one; ``not compared`` if an output has no right numbers and the others
-        agree."""
+        agree.
+        """
         status = (self.whole if self.fix is None else self.fix).status
         return status if status in ("agree", "not compared") else "differ"
 

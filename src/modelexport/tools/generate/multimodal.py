@@ -141,7 +141,7 @@ class Modality:
     of_any_size: bool = False
     """Whether a graph computes with the sizes of images; otherwise a capture keeps them."""
     compared: bool = False
-    """Whether the logits of the parts were compared with the model's. They are not if there are no weights."""
+    """Whether the logits of the parts were compared with the model's; without weights they cannot be."""
 
     @property
     def part(self) -> str:

@@ -46,7 +46,8 @@ def token_inputs(model: PretrainedModel) -> dict[str, Any]:
 
 def some_tokens(model: PretrainedModel, shape: torch.Size) -> torch.Tensor:
     """Tokens that differ from each other. A model without its weights always generates the first one, which a check
-    must notice."""
+    must notice.
+    """
     return torch.arange(shape.numel()).view(shape) % (vocabulary_of(model) - 1) + 1
 
 

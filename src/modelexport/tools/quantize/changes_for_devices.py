@@ -1,5 +1,6 @@
 """Changes of nodes that may make a device compute them right, or run them; on the CPU they change nothing, or
-bring the result nearer to that of the unquantized model."""
+bring the result nearer to that of the unquantized model.
+"""
 
 from __future__ import annotations
 

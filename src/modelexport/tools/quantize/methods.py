@@ -258,7 +258,7 @@ def _lets_zero_pass(clip: onnx.NodeProto, model: onnx.ModelProto) -> bool:
 
 
 def _without_scales(model: onnx.ModelProto, ranges: Path | None) -> list[str]:
-    """The names of nodes that take or give values or constants that are not finite, for which there is no scale."""
+    """The names of nodes with an input, an output or a constant that is not finite: no scale exists for it."""
     from onnxruntime.quantization import load_tensors_data
 
     ends = {name: values.range_value for name, values in load_tensors_data(ranges).items()} if ranges else {}

@@ -276,7 +276,8 @@ def _fits_twice(array: np.ndarray) -> bool:
 
 def _obstacle_of_table(method: Method, table: ir.Node) -> str:
     """Why a method cannot store the table of a ``Gather``: it shares the codes of a product, or the library cannot
-    write it."""
+    write it.
+    """
     how, rows, graph = {name: method.option(name) for name in method.row.options}, table.inputs[0], table.graph
     if rows is None or graph is None or not how.get("embeddings"):
         return ""

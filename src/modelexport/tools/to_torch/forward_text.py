@@ -90,7 +90,8 @@ class ForwardText(NestedGraphs):
 
     def _count(self, items: Iterable[Item], inner: ir.Graph | None = None) -> None:
         """How often values are used. A use in a nested graph counts double for a value from outside, which so gets a
-        name before the graph."""
+        name before the graph.
+        """
         for item in items:
             self._use(self._taken_by(item) if isinstance(item, Group) else item.inputs, inner)
             for graph in nested_graphs(item) if isinstance(item, ir.Node) else ():
