@@ -62,9 +62,7 @@ def read_value(folder: Path, value: Any) -> Any:
 
 
 def output_error(right: Any, result: Any) -> float | None:
-    """The norm of the difference over that of the right array; of wide integers, the share that differs; None if
-    the shape is another, or an element or the error is infinite or not a number where it should not be.
-    """
+    """The relative error (of wide integers, the share that differs); None if shapes or infinite elements differ."""
     if right.shape != result.shape:
         return None
     if right.dtype.kind == "b" or (right.dtype.kind in "iu" and right.dtype.itemsize > 2):
