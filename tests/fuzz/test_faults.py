@@ -397,14 +397,13 @@ def test_what_a_killed_run_left_is_removed_and_what_runs_is_not(place: Path) -> 
     assert not staging(place)
 
 
-@pytest.mark.parametrize("moves", [1, 2, 3, 4])
-def test_the_next_run_restores_what_a_killed_one_moved_away(moves: int, tmp_path: Path) -> None:
-    names = [OUTPUT, f"{OUTPUT}.data", "out.operations.json"]
+def killed_while_moving(moves: int, folder: Path) -> dict[str, bytes]:
+    """The files of a folder before a run that is killed while it replaces them."""
 
     def write(content: str) -> int:
-        with written_together(tmp_path) as folder:
-            for name in names:
-                (folder / name).write_text(f'{{"": {{"op_type":"{content}')
+        with written_together(folder) as new:
+            for name in (OUTPUT, f"{OUTPUT}.data", "out.operations.json"):
+                (new / name).write_text(f'{{"": {{"op_type":"{content}')
         return 0
 
     def work() -> int:
@@ -412,12 +411,27 @@ def test_the_next_run_restores_what_a_killed_one_moved_away(moves: int, tmp_path
             return write("after")
 
     write("before")
-    before = files(tmp_path)
+    before = files(folder)
     assert os.WIFSIGNALED(in_child(work))
-    assert files(tmp_path) != before
+    assert files(folder) != before
+    return before
+
+
+@pytest.mark.parametrize("moves", [1, 2, 3, 4])
+def test_the_next_run_restores_what_a_killed_one_moved_away(moves: int, tmp_path: Path) -> None:
+    before = killed_while_moving(moves, tmp_path)
     with written_together(tmp_path):
         pass
     assert files(tmp_path) == before
+
+
+def test_what_was_written_after_a_kill_is_not_replaced_by_what_the_killed_run_moved_away(tmp_path: Path) -> None:
+    killed_while_moving(4, tmp_path)
+    (tmp_path / OUTPUT).write_text("of another tool")
+    shutil.copy(tmp_path / OUTPUT, data := tmp_path / f"{OUTPUT}.data")
+    with written_together(tmp_path):
+        pass
+    assert data.read_text() == "of another tool"
 
 
 SIGNALLED = """

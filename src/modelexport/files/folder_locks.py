@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,16 +78,19 @@ def remove_abandoned(directory: Path) -> None:
 
     What such a run had moved out of the way is put back first (:func:`~modelexport.files.ordered_moves.restore`).
     """
+    if fcntl is None:
+        return
     folders: list[Path] = []
     for pattern in (f"{STAGING_PREFIX}*", f"*/{STAGING_PREFIX}*"):
         with contextlib.suppress(OSError):  # a folder goes while it is looked into, as in /tmp
             folders += directory.glob(pattern)
     for folder in folders:
-        if folder.is_symlink() or not folder.is_dir():
-            continue
         with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():  # others may write in /tmp
+                continue
             # A folder without a lock was made a moment ago, or by a run that was killed before it could lock it.
-            if not (folder / _LOCK).exists() and time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
+            if not (folder / _LOCK).exists() and time.time() - status.st_mtime < ABANDONED_SECONDS:
                 continue
             lock = locked(folder)
             if lock is not None:

@@ -130,10 +130,11 @@ class Staged:
             unfinished.write_bytes(unfinished_manifest(files))
             ordered.append((Order.UNFINISHED, unfinished, manifest))
         before = self.staging.parent / "before"
-        moves = [
-            Move(order, file, target, before / str(number) / target.relative_to(self.directory))
-            for number, (order, file, target) in enumerate(ordered)
-        ]
+        moves = []
+        for number, (order, file, target) in enumerate(ordered):
+            new_file = self.staging / (name := target.relative_to(self.directory))
+            comes = _identity(new_file) if new_file.is_file() else ""
+            moves.append(Move(order, file, target, before / f"{number} {comes}" / name))
         for move in moves:
             move.backup.parent.mkdir(parents=True)
         return moves
@@ -152,7 +153,8 @@ def order_of(file: Path) -> Order:
 def restore(folder: Path) -> None:
     """Put back what a killed run moved out of the way, if it was killed before all of its models were in place.
 
-    A package is not restored: its manifest says that the run was killed, and readers refuse it.
+    A file that is there is replaced only if the killed run moved it there: another one was written since. A package is
+    not restored: its manifest says that the run was killed, and readers refuse it.
 
     Args:
         folder: The folder of the run's temporary files.
@@ -161,11 +163,17 @@ def restore(folder: Path) -> None:
     if Path(MANIFEST) in new or not any(order_of(name) is Order.MODEL for name in new):
         return
     for backup in sorted(files_in(folder / "before"), key=order_of):  # weights before the model that needs them
-        name = Path(*backup.relative_to(folder / "before").parts[1:])
-        target = folder.parent / name
-        was_moved = name not in new or not target.exists()
-        if was_moved and target.parent.resolve().is_relative_to(folder.parent.resolve()):  # a link may lead elsewhere
+        mark, *name = backup.relative_to(folder / "before").parts
+        target = folder.parent / Path(*name)
+        is_free = not os.path.lexists(target) or mark.partition(" ")[2] == _identity(target)
+        if is_free and target.parent.resolve().is_relative_to(folder.parent.resolve()):  # a link may lead elsewhere
             backup.replace(target)
+
+
+def _identity(file: Path) -> str:
+    """What a file keeps when it is moved, and no file has that is written there afterwards."""
+    status = file.lstat()
+    return f"{status.st_ino}-{status.st_mtime_ns}"
 
 
 def files_in(staging: Path) -> Iterator[Path]:
