@@ -19,6 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
 from children import OUTSIDE, in_child
@@ -35,8 +36,9 @@ from kills import (
     write_set,
 )
 from limited import run
-from modelexport.errors import LeftoverWarning, ModelExportError
+from modelexport.errors import LeftoverWarning, ModelExportError, NotWrittenError
 from modelexport.files.atomic_writing import written_together
+from modelexport.files.safetensors_files import errors_of_writing
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
@@ -559,6 +561,16 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_there_stays(writer: str, p
             assert "disk/" in line, line
             assert ("needs" in line and "free" in line) or "No space left" in line, line
             assert {file.name: file.read_bytes() for file in (place / "disk").iterdir()} == {OUTPUT: b"old"}
+
+
+def test_tensors_that_do_not_fit_on_a_disk_are_one_line(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk", 8192),
+        pytest.raises(NotWrittenError, match="No space left"),
+        written_together(tmp_path / "disk") as folder,
+        errors_of_writing(),
+    ):
+        save_file({"w": torch.zeros(8192)}, folder / "w.safetensors")
 
 
 @pytest.mark.parametrize(

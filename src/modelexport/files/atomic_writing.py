@@ -198,8 +198,9 @@ def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: 
     reason = error.strerror or str(error)
     size = file.stat().st_size if file is not None else 0
     if error.errno in NO_SPACE:
-        free = shutil.disk_usage(target.parent).free
-        reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
+        free = shutil.disk_usage(target if file is None else target.parent).free
+        needed = f"it needs more than {size:,} bytes, and " if size else ""
+        reason += f"; {needed}{free:,} bytes are free: make room, or write elsewhere"
     elif error.errno == errno.EFBIG:
         reason += f"; it needs more than {size:,} bytes: raise the limit (ulimit -f)"
     return NotWrittenError(f"cannot write {target}: {reason}")

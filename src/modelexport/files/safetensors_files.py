@@ -7,10 +7,12 @@ The format: eight bytes, the length of the header; the header, a JSON object of 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -136,6 +138,17 @@ def read_header(path: Path) -> SafetensorsFile:
             f"{path} is cut off or not a safetensors file ({error}): copy or download it again"
         ) from error
     return SafetensorsFile(path, size, hashlib.sha256(header).hexdigest(), tensors)
+
+
+@contextlib.contextmanager
+def errors_of_writing() -> Iterator[None]:
+    """Around a function of the safetensors library that writes a file: an error of the system is an ``OSError``."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.errors import NotWrittenError
-from modelexport.files.safetensors_files import SafetensorsFile, TensorLocation
+from modelexport.files.safetensors_files import SafetensorsFile, TensorLocation, errors_of_writing
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.checkpoints.lazy_weights import read_tensor
 from modelexport.weights.bytes_of_entries import Weights
@@ -26,7 +25,6 @@ def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[s
     Returns:
         Each ``state_dict`` key to its name in the file.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     names: dict[str, str] = {}
@@ -42,10 +40,8 @@ def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[s
             value = read_tensor(apart[key]) if key in apart else tensor.detach()
             # Entries may share memory, which the format does not allow.
             tensors[key] = value.contiguous() if value.untyped_storage().nbytes() == value.nbytes else value.clone()
-    try:
+    with errors_of_writing():
         save_file(tensors, path, metadata={"format": "pt"})
-    except (SafetensorError, OSError) as error:
-        raise NotWrittenError(f"cannot write {path}: {error}") from error
     return names
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from modelexport.errors import OutputError
 from modelexport.files.atomic_writing import check_writable
+from modelexport.files.safetensors_files import errors_of_writing
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import Inputs, as_array, tensors_in
@@ -71,7 +72,8 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
             np.savez(staging / path.name, **arrays)
         elif path.suffix == ".safetensors":
             ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-            save_file(ordered, staging / path.name, metadata={"made_by": "modelexport"})
+            with errors_of_writing():
+                save_file(ordered, staging / path.name, metadata={"made_by": "modelexport"})
         else:
             suffixes = ".npz or .safetensors" if plain else ".safetensors"
             raise OutputError(f"cannot write inputs to {path}: give a name that ends in {suffixes}")

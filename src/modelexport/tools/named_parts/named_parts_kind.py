@@ -18,6 +18,7 @@ from modelexport.core.text import align, plural
 from modelexport.errors import UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.requested_names import RequestedNames
+from modelexport.files.safetensors_files import errors_of_writing
 from modelexport.format.package_manifest import Manifest, PartEntry
 from modelexport.packages.input_and_axis_names import plain_names
 from modelexport.packages.model_parts import ModelPart
@@ -144,7 +145,8 @@ class NamedPartsKind(PackageKind):
             for name, tensor in tensors_in(part.inputs)
             if name not in part.taken
         }
-        save_file(tensors, folder / INPUTS)
+        with errors_of_writing():
+            save_file(tensors, folder / INPUTS)
         return super().write_layouts(request, folder, manifest, parts)
 
     def find_fault(self, request: Request, manifest: Manifest, folder: Path, notes: list[str]) -> str:

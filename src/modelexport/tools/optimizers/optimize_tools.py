@@ -16,7 +16,7 @@ from modelexport.core.limits import CHECKED_BYTES
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, reason_of, suggest
 from modelexport.errors import FileFormatError, ModelExportError, NotWrittenError, UsageError
-from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
+from modelexport.files.atomic_writing import NO_ROOM, check_space, check_writable, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.lineage.retagging import RetagReport, retag
@@ -96,7 +96,8 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
             raise _refusal(tool, path, error) from error
         except ImportError as error:
             raise UsageError(missing_extra(error) or str(_refusal(tool, path, error))) from error
-        except Exception as error:  # whatever another package raises
+        except Exception as error:  # whatever another package raises, also where the disk is full
+            check_space(output, sum(file.stat().st_size for file in (source, *data_files(source))))
             raise _refusal(tool, path, error) from error
         computed = {value.name for node in tagged.model.graph for value in node.outputs}
         lost = [

@@ -22,6 +22,7 @@ from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import ModelExportWarning, UsageError
 from modelexport.files.atomic_writing import check_writable, replaced_together, signed
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.safetensors_files import errors_of_writing
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -109,7 +110,8 @@ class TorchSource:
         tensors = {key: as_tensor(array) for key, array in self.tensors.items()}
         with replaced_together() as replacement:
             folder = replacement.folder(path.parent)
-            save_file(tensors, folder / weights.name, metadata={"made_by": "modelexport"})
+            with errors_of_writing():
+                save_file(tensors, folder / weights.name, metadata={"made_by": "modelexport"})
             with (folder / weights.name).open("rb") as written:
                 digest = hashlib.file_digest(written, "sha256").hexdigest()
             text = self.text.replace(_NO_DIGEST, f'WEIGHTS = "{digest}"', 1)
