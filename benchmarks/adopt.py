@@ -23,6 +23,7 @@ import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ from torch import nn
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 import modelexport
+from building import build
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from outcomes import least_seconds
-from survival import of_case, t5_encoder
+from survival import t5_encoder
 
 SIZES = (5_000, 10_000, 20_000)
-MODELS = {name: of_case(name) for name in ("bert", "albert", "gpt2", "llama", "vit", "resnet")}
+MODELS = {name: partial(build, name) for name in ("bert", "albert", "gpt2", "llama", "vit", "resnet")}
 MODELS["t5-encoder"] = t5_encoder
 
 

@@ -18,7 +18,6 @@ import datetime
 import importlib.metadata
 import json
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import torch
 from torch import nn
 
 from modelexport import __version__
+from outcomes import measured
 
 TOOLS = {
     "modelexport": "modelexport",
@@ -115,10 +115,7 @@ def innermost(node: onnx.NodeProto, paths: set[str]) -> str:
 
 
 def measure(tool: str, name: str, folder: Path) -> dict[str, str]:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, __file__, tool, name, str(folder / "m.onnx")]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _, seconds, _, _ = measured([sys.executable, __file__, tool, name, str(folder / "m.onnx")])
     model, _ = make(name)
     file = onnx.load(folder / "m.onnx")
     nodes = [node for node in file.graph.node if node.op_type != "Constant"]
@@ -135,7 +132,7 @@ def measure(tool: str, name: str, folder: Path) -> dict[str, str]:
         "parameters under their name": f"{len(entries & known)} of {len(entries)}",
         "bytes of metadata a node": f"{size:,.0f}",
         "paths of this machine in the file": "yes" if leaks else "no",
-        "processor seconds, with imports": f"{after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime:.0f}",
+        "processor seconds, with imports": f"{seconds:.0f}",
     }
 
 

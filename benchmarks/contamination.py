@@ -25,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport
-import models
+from building import build
 from modelexport.core.calls import ModuleCall
 from modelexport.core.module_tree import ModuleTree
 from modelexport.graph.copies import copy_of
@@ -67,14 +68,10 @@ def tokens() -> dict[str, Any]:
     return {"input_ids": torch.randint(0, 1000, (2, 16)), "attention_mask": mask}
 
 
-def of_the_table(name: str) -> Callable[[], Built]:
-    return lambda: (models.case(name).build(), models.case(name).inputs())
-
-
 MODELS: dict[str, Callable[[], Built]] = {
     "bert-tiny": lambda: (load_model("bert-tiny").model, tokens()),
     "BERT, 12 layers": lambda: bert(12),
-    **{name: of_the_table(name) for name in ("albert", "gpt2", "llama", "t5", "vit")},
+    **{name: partial(build, name) for name in ("albert", "gpt2", "llama", "t5", "vit")},
 }
 
 

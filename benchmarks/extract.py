@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from modelexport.tagged_model import load
+from outcomes import measured
 
 LAYER = "model.layers.12"
 RUNS = 9
@@ -89,9 +89,8 @@ def peak(path: Path, tool: str) -> float:
 
 def in_process(what: str, path: Path, *arguments: object) -> object:
     """Run a function of this file in a new process, since a peak covers the whole life of a process."""
-    command = [sys.executable, __file__, what, str(path), json.dumps(arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    said = measured([sys.executable, __file__, what, str(path), json.dumps(arguments)])[-1]
+    return json.loads(said.splitlines()[-1])
 
 
 def main() -> None:

@@ -1,15 +1,11 @@
 """Does `verify` accuse a sound file? Every model of the tests' table, in every way in which it is exported and changed.
 
     OMP_NUM_THREADS=1 python benchmarks/false_alarms.py [MODEL,...] [--exports FOLDER] [--quick] [--types TYPE,...]
-                                                        [--runtime]
 
 Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file
 with `update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves
 out the tools. With `--types`, the models in half precision instead (`float16,bfloat16`), by one front end and without
-tools. With `--runtime`, the 60 files of `tests/runtime_files.py` instead, which ONNX Runtime computes otherwise than
-the standard: compared with themselves, with a PyTorch model that is made of them, and after `ort-basic`; no call may be
-accused, ONNX Runtime has to be named, and nothing wrong may be written.
-What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is accused, if
+tools. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is accused, if
 nothing of it was compared, or without any run; prints the table of alarms by runs.
 
 Needs what `make test` installs; about forty minutes.
@@ -29,17 +25,13 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import numpy as np
-import onnx
 import torch
 
 import modelexport
 import models
 from building import built
 from modelexport.errors import ModelExportError
-from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.optimizers.optimize_tools import optimize_file
-from runtime_files import RuntimeFile, runtime_files
 
 Frontend = Literal["dynamo", "torchscript"]
 FRONTENDS: Sequence[Frontend] = ("dynamo", "torchscript")
@@ -116,57 +108,18 @@ def after_tools(case: models.ModelCase, path: Path) -> Iterator[tuple[str, str]]
         yield f"after {tool}", verified(case.build(), case.inputs(), output)
 
 
-def about_runtime(file: RuntimeFile, folder: Path) -> Iterator[tuple[str, str]]:
-    """Each way to compare a file that is right and wrong in ONNX Runtime, and what is said that is not so."""
-    path, optimized = folder / "f.onnx", folder / "optimized.onnx"
-    onnx.save(file.model, path)
-    names = [value.name for value in file.model.graph.input]
-    same = modelexport.verify_against(path, path)
-    accused = "; ".join(call.address for call in same.calls if call.status == "differ")
-    yield (
-        "with itself",
-        "" if same.agrees and "ONNX Runtime" in "".join(same.notes) else f"{same.verdict} {accused} {same.notes}",
-    )
-    inputs = {name: torch.from_numpy(np.array(file.inputs[name])) for name in names}
-    report = modelexport.verify(modelexport.to_torch(path), inputs, path)
-    accused = "; ".join(f"{call.address} {call.reason}" for call in report.calls if call.status == "differ")
-    is_named = "ONNX Runtime" in report.cause and report.verdict == "differ"
-    yield (
-        "with PyTorch",
-        "" if is_named and not accused else f"{report.verdict} {accused}, cause: {report.cause or 'none'}",
-    )
-    try:
-        optimize_file(path, "ort-basic", optimized)
-    except ModelExportError as error:
-        yield "after ort-basic", "" if "ONNX Runtime" in str(error) else str(error)
-        return
-    made = run_session(open_session(optimized), file.inputs)["y"]
-    is_right = made.shape == file.right.shape and np.allclose(made, file.right, rtol=1e-3, atol=1e-3)
-    said = modelexport.verify_against(path, optimized)
-    as_before = any(node.op_type == "Resize" for node in file.model.graph.node)  # a kernel is not written
-    yield "after ort-basic", "" if (is_right or as_before) == said.agrees else f"{said.verdict}, written: {is_right}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="?", default=",".join(c.name for c in (*models.CASES, *models.TRAINED)))
     parser.add_argument("--exports", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--types", default="")
-    parser.add_argument("--runtime", action="store_true")
     arguments = parser.parse_args()
     if arguments.exports:
         arguments.exports.mkdir(parents=True, exist_ok=True)
     count: Counter[str] = Counter()
     alarms: dict[str, list[str]] = defaultdict(list)
-    for file in runtime_files() if arguments.runtime else ():
-        with tempfile.TemporaryDirectory() as temporary:
-            for way, accused in about_runtime(file, Path(temporary)):
-                count[way] += 1
-                if accused:
-                    alarms[way].append(f"{file.name}: {accused}")
-                    print(f"  ALARM {file.name}, {way}: {accused}", file=sys.stderr, flush=True)
-    for name in arguments.models.split(",") if not arguments.runtime else ():
+    for name in arguments.models.split(","):
         case, start = models.case(name), time.perf_counter()
         if case.missing:
             print(f"{name}: needs {', '.join(case.missing)}", file=sys.stderr, flush=True)

@@ -36,8 +36,9 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -215,32 +216,17 @@ def places_of(
     values: bool,
 ) -> list[Place]:
     by_kind: dict[str, list[Place]] = defaultdict(list)
-    of_values: tuple[Callable[[], Iterator[Place]], ...] = (
-        lambda: plants.weights(model),
-        lambda: plants.more_weights(model),
-        lambda: plants.swapped_weights(model),
-        lambda: plants.attributes(model),
-        lambda: plants.edges(model),
-        lambda: plants.more_edges(model),
-    )
-    others: tuple[Callable[[], Iterator[Place]], ...] = (
-        lambda: plants.crossed(model),
-        lambda: plants.outputs(model),
-        lambda: plants.more_outputs(model, run),
-        lambda: plants.sizes(model, run),
-        lambda: plants.conditions(model),
-        lambda: plants.bodies(model),
-        lambda: plants.tags(model),
-        lambda: plants.moves(model),
-        lambda: plants.more_tags(model),
-        lambda: plants.documents(model, path),
-        lambda: later_plants.later(model, path, feeds),
-        lambda: rare_plants.rare(model, run),
-    )
-    for source in of_values if values else of_values + others:
-        for place in source():
-            if not kinds or place.kind in kinds:
-                by_kind[place.kind].append(place)
+    of_values = (plants.weights, plants.more_weights, plants.swapped_weights, plants.attributes, plants.edges,
+                 plants.more_edges)  # fmt: skip
+    of_graphs = (plants.crossed, plants.outputs, plants.conditions, plants.bodies, plants.tags, plants.moves,
+                 plants.more_tags)  # fmt: skip
+    found = [each(model) for each in (of_values if values else of_values + of_graphs)]
+    if not values:
+        found += [each(model, run) for each in (plants.more_outputs, plants.sizes, rare_plants.rare)]
+        found += [plants.documents(model, path), later_plants.later(model, path, feeds)]
+    for place in chain.from_iterable(found):
+        if not kinds or place.kind in kinds:
+            by_kind[place.kind].append(place)
     chosen = []
     for kind, places in by_kind.items():
         # More than are wanted: some turn out not to be possible.

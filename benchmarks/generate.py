@@ -36,7 +36,10 @@ from typing import Any
 
 import numpy as np
 
+import stages
+
 PROMPT = [[5, 77, 23, 9, 101, 44, 8, 63]]
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 Run = Callable[[int], Iterator[int]]
 """Yields that many tokens that follow the prompt."""
@@ -49,19 +52,9 @@ def save_smollm2(folder: Path, layers: int, vocabulary: int) -> None:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=layers,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
+    sizes |= {"vocab_size": vocabulary, "num_hidden_layers": layers, "max_position_embeddings": 2048}
+    config = transformers.LlamaConfig(**sizes, **TOKENS, tie_word_embeddings=True)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     words = tokenizers.models.WordLevel({f"w{index}": index for index in range(vocabulary)}, unk_token="w0")
     tokenizer = tokenizers.Tokenizer(words)
@@ -89,26 +82,12 @@ def in_a_loop(folder: Path) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / "decode.onnx")
-    given = [value.name for value in session.get_inputs()]
-    returned = [value.name for value in session.get_outputs()]
-    empty = {
-        value.name: np.zeros([1, value.shape[1], 0, value.shape[3]], np.float32)
-        for value in session.get_inputs()
-        if value.name.startswith("past")
-    }
+    returned, first = [value.name for value in session.get_outputs()], stages.first_feeds(session, np.array(PROMPT))
 
-    def run(count: int) -> Iterator[int]:
-        ids, mask, cache = np.array(PROMPT), np.ones_like(PROMPT), empty
-        for _ in range(count):
-            positions = np.maximum(np.cumsum(mask, 1) - 1, 0)[:, -ids.shape[1] :]
-            values = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **cache}
-            made = dict(zip(returned, session.run(None, {name: values[name] for name in given}), strict=True))
-            cache = {name: made[name.replace("past_key_values", "present", 1)] for name in empty}
-            ids = made["logits"][:, -1:].argmax(-1)
-            mask = np.concatenate([mask, np.ones_like(ids)], 1)
-            yield int(ids[0, 0])
+    def step(feeds: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(returned, session.run(None, feeds), strict=True))
 
-    return run
+    return lambda count: stages.generate(step, first, count)
 
 
 def in_genai(folder: Path) -> Run:
@@ -280,22 +259,10 @@ def save_experts(folder: Path) -> None:
 
     save_smollm2(folder, 1, 4096)  # its tokenizer
     torch.manual_seed(0)
-    config = transformers.Lfm2MoeConfig(
-        vocab_size=4096,
-        hidden_size=512,
-        intermediate_size=1024,
-        moe_intermediate_size=512,
-        num_hidden_layers=8,
-        num_dense_layers=1,
-        layer_types=["full_attention"] * 8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        num_experts=8,
-        num_experts_per_tok=2,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+    sizes = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 512}
+    sizes |= {"num_hidden_layers": 8, "num_dense_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2}
+    config = transformers.Lfm2MoeConfig(**sizes, **experts, **TOKENS, layer_types=["full_attention"] * 8)
     transformers.Lfm2MoeForCausalLM(config).save_pretrained(folder)
 
 

@@ -6,10 +6,12 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +70,22 @@ def in_slices(
                 with results.open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(made)) + "\n")  # type: ignore[call-overload]
         yield made
+
+
+def measured(command: Sequence[str], **options: Any) -> tuple[float, float, int, str]:
+    """Wall time, processor time, peak memory in bytes, and the output of a process; ``options`` are of ``Popen``."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=errors, **options)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        errors.seek(0)
+        said = output.read(), errors.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said[1][-2000:]}")
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, said[0]
 
 
 def least_seconds(*works: Callable[[], object], runs: int) -> list[float]:

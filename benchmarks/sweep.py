@@ -78,20 +78,31 @@ def tensors(value: Any, name: str = "", around: tuple[int, ...] = ()) -> Iterato
         yield from tensors(part, f"{name}_{key}".lstrip("_"), (*around, id(value)))
 
 
+def feeds_of(model: nn.Module, inputs: Any, wanted: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a model's inputs under the names that a file has for them."""
+    given = {name.replace(".", "_"): tensor for name, tensor in tensors(named(model, inputs))}
+    plain = [name.removeprefix("input.").replace(".", "_") for name in wanted]
+    if set(plain) <= set(given):
+        return {name: given[key] for name, key in zip(wanted, plain, strict=True)}
+    if len(wanted) == len(given):
+        return dict(zip(wanted, given.values(), strict=True))
+    raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
+
+
+def without_losses(case: Any) -> tuple[nn.Module, Any]:
+    """A model and its inputs without labels: transformers exports no losses, and we say so."""
+    model, inputs = case()
+    if hasattr(model, "config") and isinstance(inputs, Mapping):
+        inputs = {name: value for name, value in inputs.items() if name not in ("labels", "future_values")}
+    return model, inputs
+
+
 def judge(outcome: Outcome, path: Path, model: nn.Module, inputs: Any) -> None:
     """Run a file beside the model."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     outcome.loads = True
-    given = {name.replace(".", "_"): as_numpy(tensor) for name, tensor in tensors(named(model, inputs))}
-    wanted = [value.name for value in session.get_inputs()]
-    plain = [name.removeprefix("input.").replace(".", "_") for name in wanted]
-    if set(plain) <= set(given):
-        feeds = {name: given[key] for name, key in zip(wanted, plain, strict=True)}
-    elif len(wanted) == len(given):
-        feeds = dict(zip(wanted, given.values(), strict=True))
-    else:
-        raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
-    actual = session.run(None, feeds)
+    feeds = feeds_of(model, inputs, [value.name for value in session.get_inputs()])
+    actual = session.run(None, {name: as_numpy(tensor) for name, tensor in feeds.items()})
     expected, again = (made(model, inputs, seed) for seed in range(2))
     if len(actual) != len(expected):
         raise ValueError(f"PyTorch gives {len(expected)} tensors, the file {len(actual)}")
@@ -164,10 +175,7 @@ def by_ours(outcome: Outcome, case: Any, path: Path) -> None:
     outcome.tagged = not (result.coverage.inferred or result.coverage.untagged)
     if result.verified is not None and not result.verified.agrees:
         outcome.reason = f"verify: {result.verified.outputs[0].reason or 'a call differs'}"
-    model, inputs = case()
-    if hasattr(model, "config") and isinstance(inputs, Mapping):  # transformers exports no losses, and we say so
-        inputs = {name: value for name, value in inputs.items() if name not in ("labels", "future_values")}
-    judge(outcome, path, model, inputs)
+    judge(outcome, path, *without_losses(case))
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:

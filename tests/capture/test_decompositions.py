@@ -201,6 +201,14 @@ def test_random_orders_are_orders(tmp_path: Path) -> None:
     assert sorted(session.run(None, {"x": X.numpy()})[0].tolist()) == list(range(6))
 
 
+def test_numbers_of_a_generator_are_numbers_from_0_to_1(tmp_path: Path) -> None:
+    generator = torch.Generator()
+    model = Computes(lambda y: torch.rand(6, generator=generator) + 0 * y[0, 0, 0]).eval()
+    export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    (drawn,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": X.numpy()})
+    assert len({number for number in drawn.tolist() if 0 <= number < 1}) == 6
+
+
 class InTraining(nn.Module):
     """It normalizes by the statistics of its inputs, in evaluation mode as well."""
 

@@ -14,7 +14,14 @@ import torch
 import commands
 import models
 from modelexport.capture.internals.both_exporters import study
-from modelexport.capture.internals.internals_report import FrontEnd, Internals, MapEntry, Quality, Stage, quality
+from modelexport.capture.internals.internals_report import (
+    ExporterStage,
+    FrontEnd,
+    Internals,
+    MapEntry,
+    Quality,
+    quality,
+)
 from modelexport.cli.show_models import format_internals
 
 STAGES = {
@@ -27,7 +34,7 @@ def by_name(found: Internals) -> dict[str, FrontEnd]:
     return {front_end.name: front_end for front_end in found.front_ends}
 
 
-def stages(found: Internals) -> dict[tuple[str, str], Stage]:
+def stages(found: Internals) -> dict[tuple[str, str], ExporterStage]:
     return {(one.name, stage.name): stage for one in found.front_ends for stage in one.stages}
 
 

@@ -71,6 +71,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         ),
         (WELL, SWAPPED),
     ),
+    "solutions and pseudo inverses": (
+        lambda t, x: (
+            torch.cholesky_solve(x[..., :2], torch.linalg.cholesky(x @ x.mT)),
+            torch.linalg.pinv(x[0, :2, :1] @ x[0, :1, :2], atol=0.1, rtol=0.01),
+        ),
+        (WELL,),
+    ),
     "distances": (
         lambda t, x: [
             *(torch.cdist(x, x + 1, p) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))),

@@ -33,6 +33,11 @@ def test_each_private_name_has_one_row() -> None:
     assert {name for name in TABLE if sum(row.count(name) for row in PRIVATE) != 1} == set()
 
 
+def test_each_row_has_a_test() -> None:
+    lines = (ROOT / "docs" / "repairs.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("| `") and "test" not in line.split(" | ")[-1]] == []
+
+
 def test_the_tests_that_the_page_names_are_there() -> None:
     def is_there(test: str) -> bool:
         file, _, name = test.partition("::")

@@ -44,7 +44,7 @@ def test_what_the_command_line_gives_arrives_in_the_options(monkeypatch: pytest.
     def look(choice: object, folder: Path, options: Options, **shown: bool) -> None:
         seen.append(options)
 
-    monkeypatch.setattr("modelexport.cli.commands.export._export_folder", look)
+    monkeypatch.setattr("modelexport.cli.commands.export.export_folder", look)
     words = "--no-optimize --no-reuse --no-check --constant n --constant m --opset 17 --tags-as functions --reference"
     run("export", "bert-tiny", "-o", f"{tmp_path}/", *words.split(), "--static-cache", "8")
     options = seen[0]

@@ -117,8 +117,8 @@ class Terminal:
 
 
 def test_a_command_that_takes_longer_than_a_second_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelexport.terminal.progress._AFTER", 0.05)
-    monkeypatch.setattr("modelexport.terminal.progress._EVERY", 0.02)
+    monkeypatch.setattr("modelexport.terminal.progress.AFTER", 0.05)
+    monkeypatch.setattr("modelexport.terminal.progress.EVERY", 0.02)
     terminal, line = Terminal(), ProgressLine()
     line.start(terminal, "export")  # type: ignore[arg-type]
     line.tell("decode: capture\n")
@@ -137,7 +137,7 @@ def test_work_of_equal_pieces_says_how_long_it_will_take(monkeypatch: pytest.Mon
     """From the pieces that are done; pieces inside a piece count for nothing, and after the last all is forgotten."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("modelexport.terminal.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr("modelexport.terminal.progress._EVERY", 0.01)
+    monkeypatch.setattr("modelexport.terminal.progress.EVERY", 0.01)
     terminal, line = Terminal(), ProgressLine()
 
     def drawn(text: str) -> bool:

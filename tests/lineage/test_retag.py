@@ -37,7 +37,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.size_conditions import SizeCondition, conditions_of, record_conditions
 from modelexport.lineage.retagging import RetagReport
-from modelexport.tools.optimizers.optimize_tools import TOOLS, Tool, optimize_file
+from modelexport.tools.optimizers.optimize_tools import TOOLS, Optimizer, optimize_file
 from modelexport.weights.recorded_transforms import compute_planned
 
 
@@ -514,7 +514,7 @@ def test_a_tool_that_is_not_there_is_named(exported: Exporter, tmp_path: Path, m
     path = exported("bert").path
     with pytest.raises(UsageError, match="there is no tool 'onnxslin'; did you mean onnxslim"):
         optimize_file(path, "onnxslin", tmp_path / "out.onnx")
-    missing = Tool(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
+    missing = Optimizer(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
     monkeypatch.setattr("modelexport.tools.optimizers.optimize_tools.TOOLS", {"some": missing})
     with pytest.raises(UsageError, match=r"some needs another package .*: pip install some-package"):
         optimize_file(path, "some", tmp_path / "out.onnx")
@@ -527,7 +527,7 @@ def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
         target.write_bytes(b"half")
         raise ValueError("cannot\ndo this")
 
-    monkeypatch.setattr("modelexport.tools.optimizers.optimize_tools.TOOLS", {"failing": Tool(fails, "")})
+    monkeypatch.setattr("modelexport.tools.optimizers.optimize_tools.TOOLS", {"failing": Optimizer(fails, "")})
     with pytest.raises(UsageError, match=r"failing fails on .*: ValueError: cannot do this"):
         optimize_file(exported("bert").path, "failing", tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []

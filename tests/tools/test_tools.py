@@ -123,7 +123,7 @@ def test_a_package_adds_a_command_and_a_kind_of_packages(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(OTHER_PACKAGE)
     monkeypatch.setattr(tools, "installed_tools", functools.cache(tools.installed_tools.__wrapped__))
     monkeypatch.setattr(package_kinds, "package_kinds", functools.cache(package_kinds.package_kinds.__wrapped__))
-    monkeypatch.setitem(command_list.COMMANDS, "count", tools.commands_of_tools()["count"])
+    monkeypatch.setitem(command_list.COMMANDS, "count", tools.with_commands_of_tools({})["count"])
     assert "  count           count the operators of a file" in command_list.overview()
     done = run("export", "net.py:make", "-o", "package/", "--no-check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -179,6 +179,13 @@ def test_a_tool_that_cannot_be_imported_is_one_line_of_a_command(
     ended = subprocess.run([sys.executable, "-m", "modelexport", "--help"], capture_output=True, text=True, check=True)
     assert ended.stderr.startswith("modelexport: warning: the tool broken (no_such_package:TOOL) cannot be imported")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_command_whose_name_is_taken_is_a_warning_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tools.Tool("other", {"cost": tools.Command("look", "other:cost", "show other costs")})
+    monkeypatch.setattr(tools, "installed_tools", lambda: (*tools.TOOLS, other))
+    with pytest.warns(ToolWarning, match="the command cost of the tool other is left out"):
+        assert "figures" in tools.with_commands_of_tools({})["cost"].function
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from modelexport.traces import kept_arrays
 
 @pytest.fixture
 def in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_arrays, "_IN_MEMORY", 0)
+    monkeypatch.setattr(kept_arrays, "IN_MEMORY", 0)
 
 
 @pytest.mark.usefixtures("in_a_file")

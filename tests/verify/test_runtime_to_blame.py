@@ -42,6 +42,15 @@ def test_onnx_runtime_is_to_blame_where_the_model_and_the_nodes_of_the_file_agre
     assert "differ" not in {call.status for call in report.calls}
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [name for name in FILES if name not in KINDS], indirect=True)
+def test_onnx_runtime_is_named_and_no_call_is_accused(name: str, tmp_path: Path) -> None:
+    inputs = {key: torch.from_numpy(np.array(array)) for key, array in FILES[name].inputs.items()}
+    report = verify(to_torch(tmp_path / "f.onnx"), inputs, tmp_path / "f.onnx")
+    assert "ONNX Runtime" in report.cause
+    assert "differ" not in {call.status for call in report.calls}
+
+
 def with_noise(path: Path) -> Path:
     """The file with another output, of random numbers."""
     model = onnx.load(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelexport.core.version import __version__
-from modelexport.tools import Command, commands_of_tools
+from modelexport.tools import Command, with_commands_of_tools
 
 
 def _core(name: str, group: str, help_line: str, *, runs_model: bool = False) -> Command:
@@ -12,22 +12,25 @@ def _core(name: str, group: str, help_line: str, *, runs_model: bool = False) ->
     return Command(group, f"modelexport.cli.commands.{file}:{file}", help_line, runs_model)
 
 
-_OF_THE_CORE = {
-    "export": _core("export", "export", "export a model to a file, or to a folder of parts", runs_model=True),
-    "hierarchy": _core("hierarchy", "export", "show a model's module tree without exporting it", runs_model=True),
-    "inputs": _core("inputs", "export", "show or save the example inputs of a model", runs_model=True),
-    "internals": _core("internals", "export", "show what PyTorch's exporters record about modules", runs_model=True),
-    "example": _core("example", "look", "write a small file to try commands with"),
-    "documents": _core("documents", "look", "write the tables that --no-documents omitted"),
-    "tree": _core("tree", "look", "show the modules in a file"),
-    "nodes": _core("nodes", "look", "list the nodes of modules"),
-    "verify": _core("verify", "check", "compare a file with PyTorch, module by module", runs_model=True),
-    "retag": _core("retag", "change", "restore the tags of a file that a tool changed"),
-    "adopt": _core("adopt", "change", "tag a file that another exporter wrote"),
-    "strip": _core("strip", "change", "convert tags as attributes to metadata"),
-    "inline": _core("inline", "change", "convert a file of functions to a flat one"),
-}
-COMMANDS = {**_OF_THE_CORE, **{name: one for name, one in commands_of_tools().items() if name not in _OF_THE_CORE}}
+COMMANDS = with_commands_of_tools(
+    {
+        "export": _core("export", "export", "export a model to a file, or to a folder of parts", runs_model=True),
+        "hierarchy": _core("hierarchy", "export", "show a model's module tree without exporting it", runs_model=True),
+        "inputs": _core("inputs", "export", "show or save the example inputs of a model", runs_model=True),
+        "internals": _core(
+            "internals", "export", "show what PyTorch's exporters record about modules", runs_model=True
+        ),
+        "example": _core("example", "look", "write a small file to try commands with"),
+        "documents": _core("documents", "look", "write the tables that --no-documents omitted"),
+        "tree": _core("tree", "look", "show the modules in a file"),
+        "nodes": _core("nodes", "look", "list the nodes of modules"),
+        "verify": _core("verify", "check", "compare a file with PyTorch, module by module", runs_model=True),
+        "retag": _core("retag", "change", "restore the tags of a file that a tool changed"),
+        "adopt": _core("adopt", "change", "tag a file that another exporter wrote"),
+        "strip": _core("strip", "change", "convert tags as attributes to metadata"),
+        "inline": _core("inline", "change", "convert a file of functions to a flat one"),
+    }
+)
 """The commands of the core and of all installed tools by name, in the order in which ``--help`` lists them."""
 _GROUPS = {
     "export": "Export",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def find_constant_axes(
-    sides: ModelAndFile, inputs: Inputs, exported: Exported, names: RequestedNames
+    pair: ModelAndFile, inputs: Inputs, exported: Exported, names: RequestedNames
 ) -> list[FixedAxis]:
     """The axes that a capture made constant, though the model accepts other sizes: ``math.sqrt(n)``, ``for row in x``.
 
@@ -30,9 +30,9 @@ def find_constant_axes(
     ports = {
         name: port.position for port, name in exported.values.items() if port.call == ROOT and port.side == "inputs"
     }
-    declared = {value.name: value.shape for value in sides.tagged.model.graph.inputs}
+    declared = {value.name: value.shape for value in pair.tagged.model.graph.inputs}
     specs, axes = exported.calls.calls[0].inputs, dict[str, list[str | None]]()
-    for name in inputs_of_file(inputs, sides.tagged.model).values():
+    for name in inputs_of_file(inputs, pair.tagged.model).values():
         shape = specs[ports[name]].shape if ports.get(name, len(specs)) < len(specs) else ()
         fixed = [isinstance(size, int) for size in declared.get(name) or ()]
         axes[name] = [
@@ -48,7 +48,7 @@ def find_constant_axes(
     for group in [*alike.values(), *alone][:_GROUPS]:
         for times, more in ((1, 1), (2, 0), (4, 0), (1, -1)):
             now = {symbol: times * sizes[symbol] + more for symbol in group}
-            if not accepted.issuperset(group) and _accepts(sides, with_sizes(inputs, sides.tagged.model, now, axes)):
+            if not accepted.issuperset(group) and _accepts(pair, with_sizes(inputs, pair.tagged.model, now, axes)):
                 accepted.update(group)
     return [
         FixedAxis(
@@ -78,11 +78,11 @@ def _symbol_of(size: int | str, values: Mapping[str, int]) -> str | None:
     return size if size in values else None
 
 
-def _accepts(sides: ModelAndFile, inputs: Inputs) -> bool:
+def _accepts(pair: ModelAndFile, inputs: Inputs) -> bool:
     from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 
     try:
-        returned_by(sides.model, inputs)
+        returned_by(pair.model, inputs)
     except Exception:  # a model may raise anything for sizes that it does not accept
         return False
     return True

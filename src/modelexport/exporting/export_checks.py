@@ -116,24 +116,22 @@ class ExportChecks:
             wide, example = self.captured.inputs, self.captured.example
             if not self.captured.wide:
                 wide = example
-            sides = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
-            check = self._check_outputs(sides, wide, file)
+            pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
+            check = self._check_outputs(pair, wide, file)
             interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or isinstance(interface, RequestedNames)
             if options.capture.dynamic and runs and check.status == "passed":
                 names = interface if isinstance(interface, RequestedNames) else None
-                sides = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
+                pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
                 every = options.checks.sizes
-                sizes = find_sizes(sides, wide, self.exported, names, every=every, example=example)
+                sizes = find_sizes(pair, wide, self.exported, names, every=every, example=example)
                 if sizes.to_fix:
                     return check, sizes
                 if sizes.refusal:
                     check = FileCheck(status="failed", step="other sizes", reason=sizes.refusal)
             if self.captured.wide and check.status == "passed":
-                check = self._check_outputs(
-                    ModelAndFile.of(ModelRuns(self.model), example, sides.tagged), example, file
-                )
+                check = self._check_outputs(ModelAndFile.of(ModelRuns(self.model), example, pair.tagged), example, file)
         stated = [condition.formula for condition in self.hierarchy.settings.valid_if]
         if [condition.formula for condition in sizes.conditions] != stated:
             self.hierarchy = self.restate(sizes.conditions)
@@ -147,12 +145,12 @@ class ExportChecks:
 
         return lend_weights(self.model, lent, {module.path for module in self.hierarchy.modules if not module.calls})
 
-    def _check_outputs(self, sides: ModelAndFile, inputs: Inputs, file: Path) -> FileCheck:
+    def _check_outputs(self, pair: ModelAndFile, inputs: Inputs, file: Path) -> FileCheck:
         """Whether ONNX Runtime loads the file, and it computes the model's outputs.
 
         Where the model asks for values, the file is compared on other inputs, too.
         """
-        check = check_outputs(sides, inputs, file)
+        check = check_outputs(pair, inputs, file)
         if check.status != "passed" or not self.asks_for_values:
             return check
         from modelexport.pytorch.inputs.prepared_inputs import kept_tensors
@@ -160,7 +158,7 @@ class ExportChecks:
 
         settings = self.hierarchy.settings
         kept = kept_tensors(self.model, inputs, tuple(settings.constants))
-        for comparison in compare_others(sides.settled(inputs), inputs, kept, selects=True).compared:
+        for comparison in compare_others(pair.settled(inputs), inputs, kept, selects=True).compared:
             if comparison.status == "differ":
                 cause = presumption_warning(settings.presumed) if settings.presumed else "the model decides by values"
                 reason = f"with {comparison.what}: {comparison.reason}; {cause}"

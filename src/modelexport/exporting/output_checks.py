@@ -42,11 +42,11 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The part of ONNX Runtime that makes the outputs wrong, if the file itself is right."""
 
 
-def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
+def check_outputs(pair: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
     """Compare what a file computes in ONNX Runtime with what the model returns; float64 tells a fault from rounding.
 
     Args:
-        sides: The model and the file at ``path``.
+        pair: The model and the file at ``path``.
         inputs: The example inputs; not changed.
     """
     from modelexport.pytorch.runs.repeatability import find_unrepeatable
@@ -55,26 +55,26 @@ def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
     from modelexport.verify.compared_runs import explained
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
-    from_torch = sides.runs.own(inputs)
+    from_torch = pair.runs.own(inputs)
     step: CheckStep = "loading"
     try:
         runs = open_session(path, optimized=True)
         step = "running"
-        results = run_session(runs, sides.feeds(inputs))
+        results = run_session(runs, pair.feeds(inputs))
     except UsageError as error:
-        return _not_run(sides, step, str(error))
-    in_file, otherwise = sides.tagged.model, _declared_otherwise(runs, results)
+        return _not_run(pair, step, str(error))
+    in_file, otherwise = pair.tagged.model, _declared_otherwise(runs, results)
     returned, outputs = requested_outputs(in_file, from_torch), len(runs.get_outputs()) - len(exposed_outputs(in_file))
-    masked = _wrong_without_keys(sides, inputs, runs)
+    masked = _wrong_without_keys(pair, inputs, runs)
     del runs  # its weights, and the copies of them that its kernels prefer
     if len(returned) != outputs:
         reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
         return FileCheck(status="failed", step="outputs", reason=reason)
-    sides.trace(inputs, {})  # first, so that no other run is needed to settle
-    sides = sides.settled(inputs)
-    reference = sides.trace(inputs, {})
-    run = sides.as_run(inputs, CPU, reference.outputs, results)
-    sides, compared = sides.compared(inputs, {})
+    pair.trace(inputs, {})  # first, so that no other run is needed to settle
+    pair = pair.settled(inputs)
+    reference = pair.trace(inputs, {})
+    run = pair.as_run(inputs, CPU, reference.outputs, results)
+    pair, compared = pair.compared(inputs, {})
     run = explained(run, compared)
     largest = max((output.relative or 0.0 for output in run.outputs), default=0.0)
     if wrong := [output for output in run.outputs if output.status == "differ"]:
@@ -87,25 +87,25 @@ def check_outputs(sides: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
         return FileCheck(status="failed", step="other inputs", reason=masked)
     excused = [output.reason for output in run.outputs if output.status != "agree"]
     if RANDOM in excused:
-        behaviors = find_unrepeatable(sides.model, inputs)
+        behaviors = find_unrepeatable(pair.model, inputs)
         repeats = not any(behavior.kind in ("random", "buffer") for behavior in behaviors)
         reason = _SAME_NUMBERS if repeats else RANDOM
         return FileCheck(status="failed" if repeats else "skipped", step="outputs", reason=reason)
     doubted = compared
-    if compared.contradictions and (changed := changed_weights(sides.model, sides.tagged.model, None)[0]):
-        _, doubted = sides.compared(inputs, changed)  # by fresh weights, several calls may compute one value
-    doubts = filter(None, (*excused[:1], otherwise, _lost_calls(sides, reference), _doubts(doubted)))
+    if compared.contradictions and (changed := changed_weights(pair.model, pair.tagged.model, None)[0]):
+        _, doubted = pair.compared(inputs, changed)  # by fresh weights, several calls may compute one value
+    doubts = filter(None, (*excused[:1], otherwise, _lost_calls(pair, reference), _doubts(doubted)))
     return FileCheck(status="passed", step="outputs" if excused else None, reason="; ".join(doubts), largest=largest)
 
 
 _SAME_NUMBERS = "the file draws random numbers, and PyTorch has the same in every run: make them a buffer of the model"
 
 
-def _not_run(sides: ModelAndFile, step: CheckStep, error: str) -> FileCheck:
+def _not_run(pair: ModelAndFile, step: CheckStep, error: str) -> FileCheck:
     """The check of a file that ONNX Runtime does not run: skipped if it has types that other providers may run."""
     from modelexport.runtime.sessions import NO_BFLOAT16
 
-    values = [*initializers(sides.tagged.model), *(value for node in sides.tagged.nodes for value in node.outputs)]
+    values = [*initializers(pair.tagged.model), *(value for node in pair.tagged.nodes for value in node.outputs)]
     types = {dtype_name(value.dtype) for value in values if value.dtype is not None}.intersection(_FEW_KERNELS)
     reason = error[:LONGEST_REASON]
     if not types or not any(message in error for message in (_NO_KERNEL, NO_BFLOAT16)):
@@ -117,7 +117,7 @@ def _not_run(sides: ModelAndFile, step: CheckStep, error: str) -> FileCheck:
     return FileCheck(status="skipped", step=step, reason=reason)
 
 
-def _wrong_without_keys(sides: ModelAndFile, inputs: Inputs, runs: InferenceSession) -> str:
+def _wrong_without_keys(pair: ModelAndFile, inputs: Inputs, runs: InferenceSession) -> str:
     """What is wrong where masks leave no key to a query and PyTorch has finite numbers; empty if nothing.
 
     ONNX Runtime's run, which is quick, is compared first; float64 decides. What the file keeps is not changed.
@@ -128,21 +128,21 @@ def _wrong_without_keys(sides: ModelAndFile, inputs: Inputs, runs: InferenceSess
     from modelexport.pytorch.runs.outputs_as_users_run import returned_by
     from modelexport.runtime.sessions import run_session
 
-    model = sides.tagged.model
+    model = pair.tagged.model
     taken = inputs_of_file(inputs, model)
     kept = [name for name, _ in tensors_in(inputs) if name not in taken]
     for what, other in with_hidden_rows(inputs, kept):
         try:
-            right = requested_outputs(model, returned_by(sides.model, other))
+            right = requested_outputs(model, returned_by(pair.model, other))
             outputs = [
                 array
-                for name, array in run_session(runs, sides.feeds(other)).items()
+                for name, array in run_session(runs, pair.feeds(other)).items()
                 if name not in exposed_outputs(model)
             ]
             if not all(np.isfinite(array_of_torch.astype(np.float64)).all() for array_of_torch in right):
                 continue
             apart = max((relative_error(*both) for both in zip(right, outputs, strict=False)), default=0.0)
-            if apart > CLEARLY_WRONG and not sides.agrees(other, sides.returned(other)):
+            if apart > CLEARLY_WRONG and not pair.agrees(other, pair.returned(other)):
                 return f"with {what}: the file is off by {apart:.1e} of PyTorch's size, or not finite"
         except Exception:  # of the model, which may not accept them
             continue
@@ -166,9 +166,9 @@ def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> s
     return ""
 
 
-def _lost_calls(sides: ModelAndFile, reference: Trace) -> str:
+def _lost_calls(pair: ModelAndFile, reference: Trace) -> str:
     """The calls that PyTorch makes and the export did not; empty if there are none."""
-    lost = [call for call, parent in reference.parents.items() if call not in sides.tagged.calls and parent is not None]
+    lost = [call for call, parent in reference.parents.items() if call not in pair.tagged.calls and parent is not None]
     if not lost:
         return ""
     return (

@@ -36,7 +36,7 @@ class SizesFound:
 
 
 def find_sizes(
-    sides: ModelAndFile,
+    pair: ModelAndFile,
     inputs: Inputs,
     exported: Exported,
     names: RequestedNames | None,
@@ -57,7 +57,7 @@ def find_sizes(
     from modelexport.exporting.unrecorded_decisions import UnrecordedDecisions
     from modelexport.pytorch.inputs.other_sizes import changeable_sizes, symbol_sizes
 
-    trials, model = SizeTrials(sides, inputs), sides.tagged.model
+    trials, model = SizeTrials(pair, inputs), pair.tagged.model
     sizes, changeable = symbol_sizes(inputs, model), changeable_sizes(inputs, model)
     equal = [each for each in exported.conditions if EQUAL.fullmatch(each.formula) and {*each.symbols} <= sizes.keys()]
     tried = UnrecordedDecisions(sizes, trials.run, equal)
@@ -73,7 +73,7 @@ def find_sizes(
     fixed += [axis for symbol, result in tried.fixed.items() for axis in axes_of(inputs, model, symbol, result)]
     fixed += _fixed_for_example(kept, inputs, model, symbol_sizes(example, model) if example is not None else sizes)
     fixed = list({(axis.input, axis.axis): axis for axis in reversed(fixed)}.values())[::-1]
-    constant = find_constant_axes(sides, inputs, exported, names)
+    constant = find_constant_axes(pair, inputs, exported, names)
     refused = [fixed_axis_message(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
     if fixed and not refused:
         return SizesFound(kept, to_fix=fixed)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class SizeTrials:
     """Runs of a model and its file with other sizes of the example inputs, each made once."""
 
-    def __init__(self, sides: ModelAndFile, inputs: Inputs) -> None:
-        self._sides, self._inputs = sides, inputs
+    def __init__(self, pair: ModelAndFile, inputs: Inputs) -> None:
+        self._pair, self._inputs = pair, inputs
         self._done: dict[tuple[tuple[str, int], ...], Tried | None] = {}
 
     def run(self, sizes: Mapping[str, int]) -> Tried | None:
@@ -37,7 +37,7 @@ class SizeTrials:
             without_parts,
         )
 
-        model = self._sides.tagged.model
+        model = self._pair.tagged.model
         before = symbol_sizes(self._inputs, model)
         if any(size > max(LARGEST_TRIED, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
             return None
@@ -55,14 +55,14 @@ class SizeTrials:
     def _compared(self, inputs: Inputs) -> Tried:
         from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 
-        sides = self._sides
+        pair = self._pair
         with collected():
             try:
-                returned_by(sides.model, inputs)  # most sizes that are refused are refused here, in no time
-                right = sides.returned(inputs)
-                if not sides.agrees(inputs, right):
-                    return tried(sides.compared(inputs, {})[1])
-                fault = sides.fault_beside_nan(inputs, right)
+                returned_by(pair.model, inputs)  # most sizes that are refused are refused here, in no time
+                right = pair.returned(inputs)
+                if not pair.agrees(inputs, right):
+                    return tried(pair.compared(inputs, {})[1])
+                fault = pair.fault_beside_nan(inputs, right)
                 return Tried("differ" if fault else "agree", fault)
             except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
                 return Tried("not compared")

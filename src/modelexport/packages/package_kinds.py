@@ -68,7 +68,7 @@ class PackageKind:
     name = WHOLE
     """Its name in the manifest, and as ``--parts``."""
     takes: Takes = "inputs"
-    only_kind = False
+    never_whole = False
     """Whether a model that it accepts cannot be exported whole."""
     only_named = False
     """Whether ``auto`` leaves it out: it is used only if it is asked for by name."""
@@ -223,7 +223,7 @@ def kind_for_model(model: nn.Module, name: str | Mapping[str, Any] = AUTO) -> Pa
     if not isinstance(name, str):
         return next(kind for kind in kinds if kind.only_named).with_parts(name)
     accepting = [kind for kind in kinds if kind.accepts(model)]
-    if name == WHOLE and any(kind.only_kind for kind in accepting):
+    if name == WHOLE and any(kind.never_whole for kind in accepting):
         raise InputsError(f"{what} is not one model: leave out --parts {WHOLE}")
     for kind in accepting:
         if name == kind.name or (name == AUTO and not kind.only_named):

@@ -38,7 +38,7 @@ _START = (
     "exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'runner', 'exec'), {'__name__': 'runner'})\n"
 )
 """What the other Python runs first. It begins without arguments that a shell on the way could change."""
-_SERVE = """import os, traceback
+SERVE = """import os, traceback
 try:
     exec(compile({!r}, 'runner', 'exec'))
     serve_elsewhere()
@@ -49,9 +49,9 @@ except BaseException:
 """The runner; an interactive Python would go on after an error."""
 _PYTHONS = (sys.executable, "python3")
 """An emulator runs this Python, by its path; another machine or a container has its own."""
-_SECONDS = 60.0
+SECONDS = 60.0
 """How long the other Python may take to begin."""
-_LAST_SECONDS = 5.0
+LAST_SECONDS = 5.0
 """How long a command may run after it closed its output or its input."""
 _WORDS = 300
 """Characters of a command's last words that a message shows."""
@@ -77,12 +77,12 @@ class CommandProcess:
     """
 
     def __init__(self, command: Sequence[str], limit: float = math.inf) -> None:
-        self.command, self._limit = command, min(limit, _SECONDS)
+        self.command, self._limit = command, min(limit, SECONDS)
         self._said: collections.deque[str] = collections.deque(maxlen=20)
         self._begin()
 
     def _begin(self) -> None:
-        source, problem = _SERVE.format(_sent(runner) + _sent(runner_elsewhere)).encode(), ""
+        source, problem = SERVE.format(_sent(runner) + _sent(runner_elsewhere)).encode(), ""
         for python in _PYTHONS:
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             words = [*self.command, python, "-i", "-u"]
@@ -186,7 +186,7 @@ class CommandProcess:
 
     def _ended(self) -> RunError:
         try:
-            code = self._process.wait(_LAST_SECONDS)
+            code = self._process.wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:  # it closed its output or its input, and goes on
             os.killpg(self._process.pid, signal.SIGKILL)
             code = self._process.wait()
@@ -216,7 +216,7 @@ def facts_behind(command: Sequence[str], limit: float = math.inf) -> Facts:
     """
     process = CommandProcess(command, limit)
     try:
-        return process.run({"facts": True}, {}, min(limit, _SECONDS), Facts)
+        return process.run({"facts": True}, {}, min(limit, SECONDS), Facts)
     except TimeoutError as error:
         raise RunError(f"`{shlex.join(command)}` does not answer ({error}): run it by hand") from error
     finally:

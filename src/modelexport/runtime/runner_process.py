@@ -76,7 +76,7 @@ class RunnerProcess:
     """
 
     def __init__(self, device: Device, *, limit: float = LIMIT, keep: bool = False) -> None:
-        self.device, self._limit, self._keep = device, limit, keep
+        self.device, self.limit, self._keep = device, limit, keep
         self._process: subprocess.Popen[bytes] | None = None
         self._command: CommandProcess | None = None
         self._ran = 0
@@ -128,9 +128,9 @@ class RunnerProcess:
         folder, outputs = Path(job.pop("folder")), job["model"]["outputs"]
         files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         try:
-            self._command = self._command or CommandProcess(self.device.through, self._limit)
+            self._command = self._command or CommandProcess(self.device.through, self.limit)
             self._ran += 1
-            result = self._command.run(job, files, self._limit, RunnerResult)
+            result = self._command.run(job, files, self.limit, RunnerResult)
         except (RunError, TimeoutError) as error:
             self._end()
             return RunnerResult(status="hung" if isinstance(error, TimeoutError) else "crashed", message=str(error))
@@ -153,9 +153,9 @@ class RunnerProcess:
         try:
             process.stdin.write(job.encode() + b"\n")
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], self._limit)[0]:
+            if not select.select([process.stdout], [], [], self.limit)[0]:
                 self._end()
-                return RunnerResult(status="hung", message=f"not done after {self._limit:g} s")
+                return RunnerResult(status="hung", message=f"not done after {self.limit:g} s")
             line = process.stdout.readline()
         except BrokenPipeError:
             pass

@@ -10,9 +10,9 @@ from typing import TextIO
 from modelexport.core.text import on_one_line
 from modelexport.core.timed_stages import Stages, listen
 
-_AFTER = 1.0
+AFTER = 1.0
 """Seconds before the line appears."""
-_EVERY = 0.25
+EVERY = 0.25
 _ERASE = "\r\x1b[K"
 _WIDTH = 79
 _LONG = 10.0
@@ -65,7 +65,7 @@ class ProgressLine:
         self._stream = None
 
     def _draw_on(self) -> None:
-        while not self._ended.wait(_AFTER if time.monotonic() - self._began < _AFTER else _EVERY):
+        while not self._ended.wait(AFTER if time.monotonic() - self._began < AFTER else EVERY):
             with self._lock, suppress(OSError, ValueError):
                 if self._stream is not None and not self._ended.is_set():
                     now = time.monotonic()

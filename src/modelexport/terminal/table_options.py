@@ -32,7 +32,7 @@ SIZE = option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class TableOptions:
     """What is shown"""
 
     by: Grouping = option("call", "One row for each call, module or class.")
@@ -63,7 +63,7 @@ def show(
     tables: Mapping[str, Table],
     main: str,
     selectors: Sequence[str],
-    shown: Shown,
+    shown: TableOptions,
     results: Mapping[str, Any] | None = None,
     pages: Sequence[Page] = (),
     file: Path | None = None,
@@ -130,7 +130,7 @@ def _branch_of(file: Path, chosen: Mapping[str, Selection | None]) -> str:
     return ""
 
 
-def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> str:
+def _fitted(table: Table, main: str, only: Selection | None, shown: TableOptions) -> str:
     """The table as deep as the screen allows, and how to see the rest."""
     from modelexport.terminal import show_table
 

@@ -152,12 +152,13 @@ def _warn(problem: str) -> None:
     warn_caller(problem, ToolWarning)
 
 
-def commands_of_tools() -> dict[str, Command]:
-    """The commands of all installed tools by name. The first tool that has a name keeps it, without a warning."""
-    commands: dict[str, Command] = {}
+def with_commands_of_tools(core: Mapping[str, Command]) -> dict[str, Command]:
+    """Commands and those of all installed tools by name. The first that has a name keeps it; a warning says so."""
+    commands = {**core}
     for tool in installed_tools():
         for name, command in tool.commands.items():
-            commands.setdefault(name, command)
+            if commands.setdefault(name, command) is not command:
+                _warn(f"the command {name} of the tool {tool.name} is left out: there is another {name}")
     return commands
 
 

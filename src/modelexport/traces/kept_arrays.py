@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-_IN_MEMORY = 1 << 28
+IN_MEMORY = 1 << 28
 """The bytes that are kept in memory."""
 _ALWAYS_IN_MEMORY = 1 << 16
 """Arrays of fewer bytes are always kept in memory."""
@@ -24,7 +24,7 @@ class KeptArrays:
     def copy(self, array: Any) -> Any:
         """A copy of an array, which is only read if it is in the file."""
         self._bytes += array.nbytes
-        if array.nbytes < _ALWAYS_IN_MEMORY or self._bytes <= _IN_MEMORY:
+        if array.nbytes < _ALWAYS_IN_MEMORY or self._bytes <= IN_MEMORY:
             return array.copy()
         if self._file is None:
             self._file = TemporaryFile()  # noqa: SIM115 - closed with this object; its bytes go with the last array

@@ -174,7 +174,7 @@ def explained(run: AsRun, compared: Compared, *, other_weights: bool = False) ->
     for names in filter(None, (wrong - tied, wrong & tied)):
         causes |= dict.fromkeys(names, run.cause_of(names))
 
-    def judged(output: Difference) -> Difference:
+    def with_reason(output: Difference) -> Difference:
         if output.status == "agree" or output.absolute is None or output.absolute == float("inf"):
             return output
         if output.name in random:
@@ -189,7 +189,7 @@ def explained(run: AsRun, compared: Compared, *, other_weights: bool = False) ->
         return changed(output, status="not compared", reason=reason)
 
     is_right = not compared.located.pairs and matches.trace.failed is None and not other_weights
-    outputs = [judged(output) if is_right else output for output in run.outputs]
+    outputs = [with_reason(output) if is_right else output for output in run.outputs]
     return replace(run, outputs=outputs, cause=next(filter(None, causes.values()), ""))
 
 

@@ -222,8 +222,8 @@ class ModelAndFile:
 
     def with_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> ModelAndFile:
         """The same with the calls of the model in a file without tags, by the values that both compute."""
-        sides, compared = self.compared(inputs, changed)
-        return replace(sides, tagged=with_calls_of_model(self.tagged, module_tree(self.model), compared.per_module))
+        pair, compared = self.compared(inputs, changed)
+        return replace(pair, tagged=with_calls_of_model(self.tagged, module_tree(self.model), compared.per_module))
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
@@ -298,7 +298,7 @@ class ModelAndFile:
         if not any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
             return self
         in_own_types = replace(self, own_types="in float64 the model computes something else")
-        both = [sides.compared(inputs, {})[1] for sides in (self, in_own_types)]
+        both = [pair.compared(inputs, {})[1] for pair in (self, in_own_types)]
         chose = all(compared.agrees for compared in both) and any(compared.end_to_end.trace.ties for compared in both)
         return self if chose else in_own_types
 

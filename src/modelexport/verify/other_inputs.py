@@ -44,28 +44,28 @@ class Others:
     """The first comparison in which something is wrong."""
 
 
-def compare_others(sides: ModelAndFile, inputs: Inputs, kept: frozenset[str], *, selects: bool = False) -> Others:
+def compare_others(pair: ModelAndFile, inputs: Inputs, kept: frozenset[str], *, selects: bool = False) -> Others:
     """Compare on all variations of the inputs at once, or one by one if the model does not accept them so.
 
     Args:
         kept: The names of tensors that do not change: the file has their values.
         selects: The model branches on values, and the file always takes one of the branches.
     """
-    others, tagged = Others(), sides.tagged
+    others, tagged = Others(), pair.tagged
 
     def compared(what: str, other: Inputs, *, finite: bool = False) -> OtherInputs:
         """Compare on some inputs; or only whether what is finite in PyTorch is so in the file."""
         try:
-            right = sides.returned(other)
+            right = pair.returned(other)
         except Exception as error:  # a model may raise anything for inputs that it does not accept
             return OtherInputs(
                 what=what, status="not compared", reason=f"the model does not accept them ({type(error).__name__})"
             )
         if finite and not all(np.isfinite(verdict).all() for verdict in right):
             return OtherInputs(what=what, status="not compared", reason="the model overflows")
-        if sides.agrees(other, right):
+        if pair.agrees(other, right):
             return OtherInputs(what=what, status="agree")
-        _, compared_run = sides.compared(other, {})  # choices among equal scores and random numbers are told apart here
+        _, compared_run = pair.compared(other, {})  # choices among equal scores and random numbers are told apart here
         verdict = _verdict_on_outputs(what, compared_run)
         if finite and all(output.relative != float("inf") for output in verdict.outputs):
             return OtherInputs(what=what, status="not compared", reason="rounding grows")
@@ -85,12 +85,12 @@ def compare_others(sides: ModelAndFile, inputs: Inputs, kept: frozenset[str], *,
             if verdict.status == "not compared" and PADDED in what:
                 verdict = compared(PADDED_AT_THE_END, padded_at_the_end(inputs, kept))
             others.compared.append(verdict)
-    others.compared += _with_other_sizes(sides, inputs, compared)
+    others.compared += _with_other_sizes(pair, inputs, compared)
     limits = sizes_at_limits(inputs, tagged.model)
     rare = chain(
         limits,
         beyond_example(inputs, tagged.model, kept),
-        with_other_answers(sides.model, inputs, kept) if selects else (),
+        with_other_answers(pair.model, inputs, kept) if selects else (),
     )
     beyond = [compared(what, other) for what, other in rare]
     beyond += [compared(what, other, finite=True) for what, other in magnified(inputs, kept)]
@@ -99,17 +99,17 @@ def compare_others(sides: ModelAndFile, inputs: Inputs, kept: frozenset[str], *,
 
 
 def _with_other_sizes(
-    sides: ModelAndFile, inputs: Inputs, compared: Callable[[str, Inputs], OtherInputs]
+    pair: ModelAndFile, inputs: Inputs, compared: Callable[[str, Inputs], OtherInputs]
 ) -> Iterator[OtherInputs]:
     """Comparisons at a covering set of sizes that the conditions of the file allow."""
-    model = sides.tagged.model
+    model = pair.tagged.model
     conditions, example = conditions_of(model), symbol_sizes(inputs, model)
     cover = CoveringSizes(example, lambda sizes, free: fitting(conditions, sizes, free))
     for sizes in cover:
         if too_large(inputs, model, sizes):
             continue
         other = with_sizes(inputs, model, sizes)
-        if without_parts(inputs, other) or not _accepts(sides, other):
+        if without_parts(inputs, other) or not _accepts(pair, other):
             continue
         changed = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items() if size != example[symbol])
         verdict = compared(f"other sizes, {changed}", other)
@@ -121,11 +121,11 @@ def _with_other_sizes(
         yield OtherInputs(what=what, status="not compared", reason=reason)
 
 
-def _accepts(sides: ModelAndFile, inputs: Inputs) -> bool:
+def _accepts(pair: ModelAndFile, inputs: Inputs) -> bool:
     """Whether the model runs: in its own types, in which it refuses sizes sooner than in float64."""
     try:
         with collected():
-            returned_by(sides.model, inputs)
+            returned_by(pair.model, inputs)
     except Exception:  # a model may raise anything for sizes that it does not accept
         return False
     return True

@@ -181,14 +181,14 @@ def with_verdicts_of_weights(calls: Sequence[CallVerdict], users: Users, whose: 
         whose: The weights that they should be.
     """
 
-    def judged(call: CallVerdict) -> CallVerdict:
+    def with_weights(call: CallVerdict) -> CallVerdict:
         used = users.get(ModuleCall.parse(call.address))
         if not used or call.status == "differ":
             return call
         reason = f"its weights differ from {whose}: {', '.join(dict.fromkeys(name for _, name in used))}"
         return msgspec.structs.replace(call, status="differ", reason=reason, position=used[0][0])
 
-    return [judged(call) for call in calls]
+    return [with_weights(call) for call in calls]
 
 
 def perturbable(model: ir.Model) -> set[str]:

@@ -93,35 +93,35 @@ def verify(
         constants = tuple(known_sidecar.settings.constants) if known_sidecar is not None else ()
         arguments = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
-        sides = ModelAndFile.of(runs or ModelRuns(model, weights), inputs, tagged)
+        pair = ModelAndFile.of(runs or ModelRuns(model, weights), inputs, tagged)
         if tagged.by_value:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
         changed, notes = changed_weights(model, tagged.model, perturb) if weights is None else ({}, [])
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
             try:
-                check_fit(sides.feeds(inputs), tagged)
-                sides = sides.settled(inputs)
+                check_fit(pair.feeds(inputs), tagged)
+                pair = pair.settled(inputs)
             except Exception:
                 check_inputs(model, inputs)  # if the model does not run with them, it says so
                 raise
         tell("verify: every call")
         if tagged.by_value:
-            sides = sides.with_calls_by_value(inputs, changed)
-            tagged = sides.tagged
+            pair = pair.with_calls_by_value(inputs, changed)
+            tagged = pair.tagged
         chosen = tagged.select(*modules).calls if modules else (tagged.top,)
-        sides, compared = sides.compared(inputs, changed)
+        pair, compared = pair.compared(inputs, changed)
         run = AsRun([])
         if weights is None:
             tell("verify: the outputs in ONNX Runtime")
-            run = sides.as_run(inputs, provider, sides.returned(inputs))
+            run = pair.as_run(inputs, provider, pair.returned(inputs))
             run = explained(run, compared, other_weights=bool(parameters.differing))
-            notes += sides.runs.note_on_fused(inputs)
+            notes += pair.runs.note_on_fused(inputs)
         varied = Others()
         if others and weights is None and compared.agrees and tagged.cut is None:
             tell("verify: other inputs")
             selects = known_sidecar is not None and bool(known_sidecar.settings.presumed)
-            varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants), selects=selects)
+            varied = compare_others(pair, inputs, kept_tensors(model, inputs, constants), selects=selects)
         if tagged.by_value:
             wrong = wrong_parameters(tagged.model, entries_of(model), compared.located.blamed)
             parameters = msgspec.structs.replace(parameters, differing=[*parameters.differing, *wrong])
@@ -144,7 +144,7 @@ def verify(
             perturbed=bool(changed),
             selected=bool(modules),
             cause=run.cause,
-            notes=[*sides.notes, *notes, *run.notes, *saturation_notes(tagged.nodes, tagged.path)],
+            notes=[*pair.notes, *notes, *run.notes, *saturation_notes(tagged.nodes, tagged.path)],
         )
 
 
@@ -185,15 +185,15 @@ def record_reference(
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
-    sides = ModelAndFile.of(ModelRuns(model, weights), inputs, tagged)
-    trace = sides.trace(inputs, {})
+    pair = ModelAndFile.of(ModelRuns(model, weights), inputs, tagged)
+    trace = pair.trace(inputs, {})
     target = reference_path(tagged.path)
     write_reference(
         target,
         tagged,
         trace,
-        dtype=sides.dtype,
-        inputs=sides.feeds(inputs),
+        dtype=pair.dtype,
+        inputs=pair.feeds(inputs),
         outputs=returned_by(model, inputs) if weights is None else trace.outputs,
         weights=parameter_digests(tagged.model),
         modules=chosen,

@@ -209,7 +209,7 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
         crashed = runs.run(parts["blocks.0"])
         assert (crashed.status, crashed.message) == ("crashed", "the process ended with signal 6")
         assert runs.run(parts["head"]).error < 1e-5
-        runs._limit = 0.5
+        runs.limit = 0.5
         assert runs.run(parts["blocks.1"]).status == "hung"
 
 

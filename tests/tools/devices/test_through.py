@@ -84,7 +84,7 @@ def test_a_command_that_fails_is_one_line_with_its_last_words(name: str) -> None
 
 
 def test_a_command_that_does_not_answer_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_commands, "_SECONDS", 0.5)
+    monkeypatch.setattr(runner_commands, "SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(RunError, match=r"does not begin \(not done after"):
         find_device("cpu through sh -c 'sleep 30'")
@@ -97,14 +97,14 @@ def _after_the_start(then: str) -> str:
 
 
 def test_a_command_that_takes_no_input_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_commands, "_SECONDS", 0.5)
-    monkeypatch.setattr(runner_commands, "_SERVE", runner_commands._SERVE + "#" * (1 << 20))
+    monkeypatch.setattr(runner_commands, "SECONDS", 0.5)
+    monkeypatch.setattr(runner_commands, "SERVE", runner_commands.SERVE + "#" * (1 << 20))
     with pytest.raises(RunError, match=r"does not begin \(no input taken for 0.5 s\)"):
         find_device(_after_the_start("sleep 60"))
 
 
 def test_a_command_that_closes_its_output_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_commands, "_LAST_SECONDS", 0.5)
+    monkeypatch.setattr(runner_commands, "LAST_SECONDS", 0.5)
     with pytest.raises(RunError, match="ended with signal 9 before it answered"):
         find_device(_after_the_start("exec >&- sleep 60"))
 

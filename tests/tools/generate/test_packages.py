@@ -37,10 +37,10 @@ from modelexport.tagged.package import read_package
 from modelexport.tools.generate.cache_names import cache_name
 from modelexport.tools.generate.genai_config import make_genai_config
 from modelexport.tools.generate.generation_parts import generation_forms
+from modelexport.tools.generate.generation_text import format_generation
 from modelexport.tools.generate.greedy_reference import first_difference, generate_greedily
 from modelexport.tools.generate.observed_state import cache_argument
 from modelexport.tools.generate.prompts import example_prompts
-from modelexport.tools.generate.report_text import format_generation
 from modelexport.tools.generate.verify_by_generation import GenerationReport
 from modelexport.tools.quantize.quantized_packages import quantize_package
 

@@ -22,7 +22,7 @@ from modelexport.runtime import runner_process
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.quantize.executors import open_switched
-from modelexport.tools.quantize.measured_on_device import OnDevice
+from modelexport.tools.quantize.measured_on_device import SessionOnDevice
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import METRICS, find_metric, parse_bound
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
@@ -115,7 +115,7 @@ def test_on_a_device_each_choice_is_a_model_of_its_own(exported: Exporter) -> No
     tagged, feeds = read_tagged(case.path), feeds_of(case, 2)
     units = find_units(tagged, [method])
     here = open_switched(tagged, units, [method], feeds, None)
-    with OnDevice(tagged, units, [method], feeds, "cpu", None) as there:
+    with SessionOnDevice(tagged, units, [method], feeds, "cpu", None) as there:
         for choice in ({0: method}, dict.fromkeys(range(len(units)), method)):
             loss = apart(here.run(feeds[0]), there.run(feeds[0], choice))
             assert loss > 1e-6, "the result is that of the quantized model"
@@ -143,7 +143,7 @@ def test_a_module_that_a_device_does_not_survive_is_named_and_the_others_are_mea
     monkeypatch.setattr(runner_process.runner, "__file__", str(tmp_path / "runner.py"))
     tagged, method, told = read_tagged(exported("llama").path), method_of("int8-dynamic"), list[str]()
     feeds, units = feeds_of(exported("llama"), 1), find_units(tagged, [method])[-3:]
-    with OnDevice(tagged, units, [method], feeds, "cpu", None) as device:
+    with SessionOnDevice(tagged, units, [method], feeds, "cpu", None) as device:
         choices = [(index, method) for index in range(len(units))]
         losses, _ = measure_alone(device, choices, feeds, METRICS["error"], tell=told.append)
     crashed = [i for i, unit in enumerate(units) if any(call.endswith("layers.1.mlp.down_proj") for call in unit.calls)]

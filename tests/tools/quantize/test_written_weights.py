@@ -509,7 +509,7 @@ def test_a_library_that_fails_is_told_with_the_module(tmp_path: Path, monkeypatc
     def fails(run: object) -> None:
         raise ValueError("scale issue")
 
-    monkeypatch.setattr(methods, "_model_written_by", fails)
+    monkeypatch.setattr(methods, "model_written_by", fails)
     with pytest.raises(UsageError, match=r"^dense: .* int8-dynamic: keep the module with --keep NAME, .*: scale issue"):
         modelexport.quantize(gemm(tmp_path), tmp_path / "q.onnx", to="int8-dynamic")
 

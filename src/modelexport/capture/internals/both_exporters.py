@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from modelexport.capture.internals import dynamo_stages, torchscript_stages
-from modelexport.capture.internals.internals_report import FrontEnd, Internals, MapEntry, Stage, quality
+from modelexport.capture.internals.internals_report import ExporterStage, FrontEnd, Internals, MapEntry, quality
 from modelexport.core.text import error_line, raised_first
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
@@ -49,8 +49,8 @@ def study(model: nn.Module, inputs: Inputs, name: str | None = None) -> Internal
     )
 
 
-def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None]) -> FrontEnd:
-    stages: list[Stage] = []
+def _front_end(name: str, model: nn.Module, look: Callable[[list[ExporterStage]], None]) -> FrontEnd:
+    stages: list[ExporterStage] = []
     try:
         # Not `runs`: the code that watches the parameters of a run would itself be traced.
         with untouched(model, runs=False, captures=True):

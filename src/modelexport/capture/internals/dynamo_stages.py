@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.capture.internals.internals_report import Stage, key_facts
+from modelexport.capture.internals.internals_report import ExporterStage, key_facts
 from modelexport.capture.patches import replaced
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import properties_of, text_of
@@ -23,7 +23,7 @@ TEXT = ("from_node", "nn_module_stack", "original_aten", "source_fn_stack", "sta
 """Keys of FX nodes that say where a node comes from; the others are values, shapes and numbers."""
 
 
-def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
+def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[ExporterStage]) -> None:
     """Export the model, and append each stage as it is reached; if the exporter fails, the earlier stages remain.
 
     A model of transformers goes through its own exporter, which patches what ``torch.onnx`` cannot translate.
@@ -68,7 +68,7 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     stages.append(_onnx_stage("optimised", optimised.model))
 
 
-def _fx_stage(name: str, graphs: Iterable[torch.fx.Graph]) -> Stage:
+def _fx_stage(name: str, graphs: Iterable[torch.fx.Graph]) -> ExporterStage:
     sizes: dict[str, list[int | None]] = defaultdict(list, {key: [] for key in TEXT})
     calls: set[tuple[str, str]] = set()
     computing = [node for graph in graphs for node in graph.nodes if node.op.startswith("call_")]
@@ -79,10 +79,10 @@ def _fx_stage(name: str, graphs: Iterable[torch.fx.Graph]) -> Stage:
         for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
             calls.add((path, key.partition("@")[2]))
     located = sum(bool(node.meta.get("nn_module_stack")) for node in computing)
-    return Stage(name, "FX", len(computing), located, len(calls), key_facts(sizes))
+    return ExporterStage(name, "FX", len(computing), located, len(calls), key_facts(sizes))
 
 
-def _onnx_stage(name: str, model: ir.Model) -> Stage:
+def _onnx_stage(name: str, model: ir.Model) -> ExporterStage:
     sizes: dict[str, list[int | None]] = defaultdict(list)
     nodes = list(all_nodes(model))
     for node in nodes:
@@ -91,4 +91,4 @@ def _onnx_stage(name: str, model: ir.Model) -> Stage:
     # The paths of the modules that a node ran in; the last of its name scopes is the FX node's own name.
     scopes = [ast.literal_eval(text_of(node, NAME_SCOPES) or "[]")[:-1] for node in nodes]
     calls = {str(scope) for of_node in scopes for scope in of_node}
-    return Stage(name, "ONNX", len(nodes), sum(map(bool, scopes)), len(calls), key_facts(sizes))
+    return ExporterStage(name, "ONNX", len(nodes), sum(map(bool, scopes)), len(calls), key_facts(sizes))

@@ -16,7 +16,7 @@ class KeyFacts(msgspec.Struct, frozen=True):
     """The bytes of all of them as UTF-8 text, with the key names in a file; ``None`` for values that are not text."""
 
 
-class Stage(msgspec.Struct, frozen=True):
+class ExporterStage(msgspec.Struct, frozen=True):
     """The graph of one exporter at one stage."""
 
     name: str
@@ -41,7 +41,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     """One exporter."""
 
     name: str
-    stages: list[Stage]
+    stages: list[ExporterStage]
     """The stages that were reached."""
     error: str | None
     """Why the exporter failed, in one line."""

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.capture.internals.internals_report import Stage, key_facts
+from modelexport.capture.internals.internals_report import ExporterStage, key_facts
 from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import properties_of
@@ -38,7 +38,7 @@ class ScopeCounts:
         """The scopes of captured nodes."""
 
 
-def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scopes: ScopeCounts) -> None:
+def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[ExporterStage], scopes: ScopeCounts) -> None:
     """Export the model, and append each stage as it is reached; if the exporter fails, the earlier stages remain.
 
     Must be called inside :func:`~modelexport.pytorch.calls.traced_tree.untouched`: ``forward`` is replaced, because the
@@ -115,7 +115,7 @@ def _traced_calls(block: Any) -> int:
     return sum((node.kind() == TRACED_CALL) + sum(map(_traced_calls, node.blocks())) for node in block.nodes())
 
 
-def _stage(name: str, graph: Any) -> Stage:
+def _stage(name: str, graph: Any) -> ExporterStage:
     nodes = list(_nodes(graph))
     scopes = [node.scopeName() for node in nodes]
     sizes: dict[str, list[int | None]] = {
@@ -124,10 +124,10 @@ def _stage(name: str, graph: Any) -> Stage:
     }
     # Scopes do not number the calls of a module. Each call has a node that contains it, until the graph is flattened.
     calls = _traced_calls(graph) or len({part for scope in scopes if scope for part in _chain(scope)})
-    return Stage(name, "TorchScript", len(nodes), len(sizes["scope"]), calls, key_facts(sizes))
+    return ExporterStage(name, "TorchScript", len(nodes), len(sizes["scope"]), calls, key_facts(sizes))
 
 
-def _written(model: ir.Model) -> Stage:
+def _written(model: ir.Model) -> ExporterStage:
     """The stage of the file: the exporter numbers scopes and writes their names into the names of nodes."""
     nodes = list(all_nodes(model))
     names = [node.name or "" for node in nodes]
@@ -142,7 +142,7 @@ def _written(model: ir.Model) -> Stage:
         "name": [len(name.encode()) for name in names if name],
     }
     calls = {part for name in placed for part in _chain(name.rpartition("/")[0])}
-    return Stage("written", "ONNX", len(nodes), len(placed), len(calls), key_facts(sizes))
+    return ExporterStage("written", "ONNX", len(nodes), len(placed), len(calls), key_facts(sizes))
 
 
 def _chain(scope: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 
-from modelexport.capture.once.equal_calls import Region, find_repeats, is_item
+from modelexport.capture.once.equal_calls import FxRegion, find_repeats, is_item
 from modelexport.capture.patches import usable
 from modelexport.core.calls import TracedCall
 
@@ -72,11 +72,11 @@ def decomposed_once(
     return prepared
 
 
-def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> torch.fx.Graph:
+def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[FxRegion, ...]]) -> torch.fx.Graph:
     """A copy of a graph in which each region but the first of its class is one node."""
     reduced = torch.fx.Graph()
     env: dict[torch.fx.Node, torch.fx.Node] = {}
-    ends: dict[torch.fx.Node, tuple[int, Region, Region, bool]] = {}
+    ends: dict[torch.fx.Node, tuple[int, FxRegion, FxRegion, bool]] = {}
     positions: dict[torch.fx.Node, tuple[int, int]] = {}
     skipped: set[torch.fx.Node] = set()
     number = 0
@@ -101,8 +101,8 @@ def _insert(
     graph: torch.fx.Graph,
     env: dict[torch.fx.Node, torch.fx.Node],
     number: int,
-    first: Region,
-    region: Region,
+    first: FxRegion,
+    region: FxRegion,
     tells: bool,
 ) -> None:
     """Append the node that takes the place of a region.
@@ -129,7 +129,7 @@ def _split(
     return tensors, [env[node] for node in nodes if not isinstance(node.meta["val"], torch.Tensor)]
 
 
-def _rebuild(program: ExportedProgram, copies: Sequence[Region], classes: Sequence[int]) -> None:
+def _rebuild(program: ExportedProgram, copies: Sequence[FxRegion], classes: Sequence[int]) -> None:
     """Write the graph of a decomposed program anew, in place, with the nodes of every call.
 
     Names are counted in the order of the nodes, so that they do not depend on which of them are copies.
@@ -197,7 +197,7 @@ class _Body:
     made: Sequence[torch.fx.Node]
 
 
-def _body(repeat: torch.fx.Node, region: Region) -> _Body:
+def _body(repeat: torch.fx.Node, region: FxRegion) -> _Body:
     """The decomposed nodes of the first call of a class, in order, by the first of its repeats.
 
     Raises:
@@ -236,7 +236,7 @@ def _copied(
     env: Mapping[torch.fx.Node, torch.fx.Node],
     repeat: torch.fx.Node,
     body: _Body,
-    region: Region,
+    region: FxRegion,
 ) -> list[torch.fx.Node]:
     """Append the nodes of a call that is equal to another one.
 

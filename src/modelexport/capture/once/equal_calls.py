@@ -23,7 +23,7 @@ A shared call is itself two or three FX nodes, and decomposition costs about the
 
 
 @dataclass(frozen=True)
-class Region:
+class FxRegion:
     """The FX nodes of one call, in order; other calls run before all of them or after."""
 
     call: ModuleCall
@@ -49,7 +49,7 @@ class Region:
         )
 
 
-def find_repeats(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: str) -> list[tuple[Region, ...]]:
+def find_repeats(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: str) -> list[tuple[FxRegion, ...]]:
     """Find the calls of a captured graph that compute the same function of what they get.
 
     Two calls are equal if their nodes have the same targets and constants, are connected in the same way, and make and
@@ -75,7 +75,7 @@ def find_repeats(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key
     return [tuple(regions[call] for call in equal) for equal in _outermost(calls, keys)]
 
 
-def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: str) -> dict[ModuleCall, Region]:
+def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: str) -> dict[ModuleCall, FxRegion]:
     """Regions of all calls of a size worth sharing whose nodes have no node of another call between them.
 
     Of calls with the same nodes (a module that only calls another one) the outermost is taken. A node without an
@@ -96,7 +96,7 @@ def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: st
             last[call] = index
             count[call] += 1
             call = parents.get(call)
-    regions: dict[ModuleCall, Region] = {}
+    regions: dict[ModuleCall, FxRegion] = {}
     spans: set[tuple[int, int]] = set()
     for traced in calls:
         call = traced.call
@@ -105,7 +105,7 @@ def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: st
         start, end = first[call], last[call] + 1
         if end - start == count[call] + nameless[end] - nameless[start] and (start, end) not in spans:
             spans.add((start, end))
-            regions[call] = Region(call, tuple(nodes[start:end]))
+            regions[call] = FxRegion(call, tuple(nodes[start:end]))
     return regions
 
 
@@ -135,7 +135,7 @@ def _writes(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, frozenset[int]]]
 
 
 def _is_pure(
-    region: Region, written: Iterable[tuple[torch.fx.Node, frozenset[int]]], order: Mapping[torch.fx.Node, int]
+    region: FxRegion, written: Iterable[tuple[torch.fx.Node, frozenset[int]]], order: Mapping[torch.fx.Node, int]
 ) -> bool:
     """Whether a region is a function of the values of its inputs.
 
@@ -170,7 +170,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _key(region: Region) -> Hashable | None:
+def _key(region: FxRegion) -> Hashable | None:
     """A key that two regions share only if they are equal; ``None`` for a region that cannot be shared."""
     outputs = [region.nodes[index] for index in region.outputs]
     if not all(isinstance(node.meta.get("val"), torch.Tensor) for node in outputs):

@@ -54,7 +54,7 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        _export_folder(choice, Path(output), options, report=report, as_json=as_json)
+        export_folder(choice, Path(output), options, report=report, as_json=as_json)
         return
     if ".onnx" not in Path(output).suffixes:  # it could be meant as a folder
         raise UsageError(f"{output} does not end in .onnx: give {output}.onnx, or for a package a folder, {output}/")
@@ -121,7 +121,7 @@ def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str,
         write_report_page(path, output, verified=verified)
 
 
-def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, report: bool, as_json: bool) -> None:
+def export_folder(choice: ModelChoice, folder: Path, options: Options, *, report: bool, as_json: bool) -> None:
     """Export a model to a package, and print what was written."""
     from modelexport.cli import show_package
     from modelexport.core.garbage_collection import only_new_garbage

@@ -91,7 +91,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class PrintedAs:
     """What is shown"""
 
     as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
@@ -111,7 +111,7 @@ def verify(
     on_device: OnDevice,
     measured: CalibrationData,
     loading: Loading,
-    shown: Shown,
+    shown: PrintedAs,
 ) -> None:
     """Compare FILE module by module with MODEL, with the values that `export --reference` stored, or with the correct
     values on a device. Two files are compared by `compare --numbers`.
@@ -157,7 +157,7 @@ def _check_options(
     on_device: OnDevice,
     measured: CalibrationData,
     loading: Loading,
-    shown: Shown,
+    shown: PrintedAs,
 ) -> None:
     if sum(source is not None for source in (other.model, other.against, other.results)) > 1:
         raise UsageError("give one of --model, --against and --results")

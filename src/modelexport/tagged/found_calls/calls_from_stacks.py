@@ -14,7 +14,7 @@ from modelexport.core.owners import Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.found_calls.operator_classes import guess_class
-from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope, Stack
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Stack, StackEntry
 
 UNKNOWN_CLASS = "Module"
 """The class name in a tag if the class is unknown and the path has only numbers."""
@@ -24,7 +24,7 @@ UNKNOWN_CLASS = "Module"
 class Placing:
     """The modules and calls of a model, and the number of nodes placed by each source."""
 
-    scopes: Mapping[str, Scope]
+    scopes: Mapping[str, StackEntry]
     """The modules by path, without the containers that are not called."""
     calls: CallTree
     sources: Counter[CallSource]
@@ -43,7 +43,7 @@ class Placing:
         paths = {path.rsplit(".", cut)[0] for path in self.scopes for cut in range(path.count(".") + 1)}
         modules: dict[str, Module] = {}
         for path in sorted(paths | {""}, key=lambda path: (path.count("."), path)):
-            scope = self.scopes.get(path, Scope(path))
+            scope = self.scopes.get(path, StackEntry(path))
             above, _, name = path.rpartition(".")
             modules[path] = Module(
                 path=path,
@@ -62,7 +62,7 @@ def place_by_stacks(model: ir.Model, stacks: Mapping[ir.Node, Found]) -> Placing
     """Assign nodes with a stack their owner, in ``node.meta``, and find all calls."""
     numbers = _Numbers(stacks.values())
     calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}
-    scopes: dict[str, Scope] = {"": Scope("")}
+    scopes: dict[str, StackEntry] = {"": StackEntry("")}
     sources: Counter[CallSource] = Counter()
     for node in all_nodes(model):
         known = stacks.get(node)
@@ -71,7 +71,7 @@ def place_by_stacks(model: ir.Model, stacks: Mapping[ir.Node, Found]) -> Placing
             continue
         above = ROOT
         for scope, call in zip(known.stack, stack, strict=True):
-            if not scopes.get(scope.path, Scope("")).class_name:
+            if not scopes.get(scope.path, StackEntry("")).class_name:
                 scopes[scope.path] = scope
             if call not in calls:
                 calls[call] = TracedCall(call, above, calls[above].depth + 1, None, None)
@@ -117,7 +117,7 @@ class _Numbers:
             calls.append(call)
         return calls
 
-    def _call(self, scope: Scope) -> ModuleCall | None:
+    def _call(self, scope: StackEntry) -> ModuleCall | None:
         if not scope.path:
             return ROOT
         if scope.index is not None:

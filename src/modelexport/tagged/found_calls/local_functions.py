@@ -16,7 +16,7 @@ from modelexport.core.owners import Evidence
 from modelexport.graph.copies import copy_of
 from modelexport.graph.inlined_functions import inline_calls
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, StackEntry
 
 _CALL = "modelexport.function_call"
 
@@ -51,7 +51,7 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     root = next((call for call in calls if {call.node} == makers), None)  # everything is in one function
     inline_calls(model)
     model.functions.clear()
-    stacks = {None: (Scope(""),)} | _stacks(calls, root)
+    stacks = {None: (StackEntry(""),)} | _stacks(calls, root)
     found_stacks = {}
     for node in all_nodes(model):
         call = node.meta.pop(_CALL, None)
@@ -122,16 +122,16 @@ def _find_paths(calls: list[_Call]) -> None:
         call.path = ".".join(common) or None
 
 
-def _stacks(calls: list[_Call], root: _Call | None) -> dict[_Call | None, tuple[Scope, ...]]:
-    stacks: dict[_Call | None, tuple[Scope, ...]] = {}
+def _stacks(calls: list[_Call], root: _Call | None) -> dict[_Call | None, tuple[StackEntry, ...]]:
+    stacks: dict[_Call | None, tuple[StackEntry, ...]] = {}
     for call in calls:
         module, class_name, _ = call.function
         if call is root:
-            stacks[call] = (Scope("", module, class_name, identity=call),)
+            stacks[call] = (StackEntry("", module, class_name, identity=call),)
             continue
-        above = stacks[call.enclosing] if call.enclosing is not None else (Scope(""),)
+        above = stacks[call.enclosing] if call.enclosing is not None else (StackEntry(""),)
         path = call.path or ".".join(part for part in (above[-1].path, class_name) if part)
-        stacks[call] = (*above, Scope(path, module, class_name, identity=call))
+        stacks[call] = (*above, StackEntry(path, module, class_name, identity=call))
     return stacks
 
 

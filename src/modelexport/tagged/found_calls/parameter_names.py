@@ -7,7 +7,7 @@ import onnx_ir as ir
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, stored_tensors
-from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, StackEntry
 
 _Path = tuple[str, ...]
 
@@ -35,7 +35,7 @@ def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
         if is_constant:  # such as the transpose of a weight
             paths.update(dict.fromkeys(node.outputs, path))
         if path:
-            stack = tuple(Scope(".".join(path[:end])) for end in range(len(path) + 1))
+            stack = tuple(StackEntry(".".join(path[:end])) for end in range(len(path) + 1))
             stacks[node] = Found(stack, Evidence.INFERRED, CallSource.PARAMETER_NAMES)
     return stacks
 

@@ -61,7 +61,7 @@ class CallSource(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class StackEntry:
     """One module on the stack of a node."""
 
     path: str
@@ -80,7 +80,7 @@ class Scope:
         object.__setattr__(self, "path", ".".join(filter(None, self.path.split("."))))
 
 
-Stack = tuple[Scope, ...]
+Stack = tuple[StackEntry, ...]
 """The calls that a node ran in, the root first."""
 
 
@@ -144,7 +144,7 @@ def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
     roots = {segments[0] for segments in plain.values()}
     for node, segments in plain.items():
         below = segments[1:] if len(roots) == 1 else segments
-        root = Scope("", class_name=segments[0] if len(roots) == 1 else "")
+        root = StackEntry("", class_name=segments[0] if len(roots) == 1 else "")
         stacks[node] = Found(_segment_stack(root, below), Evidence.DERIVED, CallSource.NAMESPACE)
     return stacks
 
@@ -158,28 +158,28 @@ def _torch_stack(properties: Mapping[str, str]) -> Stack:
     return _with_identities(_scope(path, name) for path, name in zip(paths[:-1], classes[:-1], strict=True))
 
 
-def _segment_stack(root: Scope, segments: Iterable[str]) -> Stack:
+def _segment_stack(root: StackEntry, segments: Iterable[str]) -> Stack:
     """The stack for segments, ``Class.suffix@n`` or any name of a level, which also become the path."""
     scopes, path = [root], ""
     for segment in segments:
         plain = _CALL_NUMBER.sub("", segment)
         path = f"{path}.{plain}" if path else plain
-        scopes.append(Scope(path, class_name=plain.partition(".")[0], identity=(scopes[-1].identity, segment)))
+        scopes.append(StackEntry(path, class_name=plain.partition(".")[0], identity=(scopes[-1].identity, segment)))
     return tuple(scopes)
 
 
-def _with_identities(scopes: Iterable[Scope]) -> Stack:
+def _with_identities(scopes: Iterable[StackEntry]) -> Stack:
     """Distinguish calls of one module by the calls that they ran in, which is all that paths can tell."""
-    stack: list[Scope] = []
+    stack: list[StackEntry] = []
     for scope in scopes:
         above = tuple(other.path for other in stack)
-        stack.append(Scope(scope.path, scope.class_module, scope.class_name, identity=above))
+        stack.append(StackEntry(scope.path, scope.class_module, scope.class_name, identity=above))
     return tuple(stack)
 
 
-def _scope(path: str, qualified_class: str, index: int | None = None) -> Scope:
+def _scope(path: str, qualified_class: str, index: int | None = None) -> StackEntry:
     module, _, name = qualified_class.rpartition(".")
-    return Scope(path, module, name, index)
+    return StackEntry(path, module, name, index)
 
 
 def _literal_list(text: str | None) -> list[str]:

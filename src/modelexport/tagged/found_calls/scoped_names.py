@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes
-from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, StackEntry
 
 _SEPARATORS = ("/", "::", "|", ".")
 _SHARE = 0.5
@@ -63,5 +63,5 @@ def _scopes(parts: Mapping[ir.Node, tuple[str, ...]], separator: str) -> dict[ir
 
 def _call_of_scope(modules: tuple[str, ...]) -> Found:
     escaped = [part.replace("@", "%40") for part in modules]  # which has a meaning in addresses
-    stack = [Scope(".".join(escaped[:end])) for end in range(len(escaped) + 1)]
+    stack = [StackEntry(".".join(escaped[:end])) for end in range(len(escaped) + 1)]
     return Found(tuple(stack), Evidence.DERIVED, CallSource.NODE_NAMES)

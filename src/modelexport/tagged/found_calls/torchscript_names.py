@@ -25,7 +25,7 @@ import onnx_ir as ir
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, StackEntry
 
 _NUMBERED = re.compile(r"(.+)_(\d+)")
 _VALUE = re.compile(r"(/.*)?/[^/]+_output_\d+")
@@ -130,7 +130,7 @@ class _Calls:
 
     def found(self, scope: _Parts) -> Found:
         module, index = self.resolved[scope]
-        stack: list[Scope] = []
+        stack: list[StackEntry] = []
         for end in range(len(module), -1, -1):
             parts = module[:end]
             if end < len(module):
@@ -139,7 +139,7 @@ class _Calls:
             path = self._path(parts)
             # A module that was called by several others is numbered by each of them.
             number = index if self.shared[path] == 1 else None
-            stack.append(Scope(path, index=number, identity=(parts, index)))
+            stack.append(StackEntry(path, index=number, identity=(parts, index)))
         repeated = any(self.counts[module[:end]] > 1 for end in range(1, len(module) + 1))
         evidence = Evidence.INFERRED if repeated else Evidence.DERIVED
         return Found(tuple(reversed(stack)), evidence, CallSource.NODE_NAMES)

@@ -13,13 +13,13 @@ from modelexport.errors import UsageError
 from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
-from modelexport.terminal.table_options import ONLY, SIZE, Shown, selected_calls, show
+from modelexport.terminal.table_options import ONLY, SIZE, TableOptions, selected_calls, show
 
 LevelName = Literal["all", "extended", "basic", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class TimedRuns:
     """How FILE is run"""
 
     runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
@@ -30,7 +30,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedWith:
+class TimedBeside:
     """What it is compared with"""
 
     against: Path | None = option(
@@ -47,10 +47,10 @@ def profile(
     inputs: Path | None = ARRAYS,
     size: Sequence[str] = SIZE,
     *,
-    how: RunOptions,
-    beside: ComparedWith,
+    how: TimedRuns,
+    beside: TimedBeside,
     loading: Loading,
-    shown: Shown,
+    shown: TableOptions,
 ) -> None:
     """Run FILE in ONNX Runtime as users do, and show the time and memory of each module."""
     from modelexport.tables import columns

@@ -14,11 +14,11 @@ from modelexport.runtime.devices import CPU
 from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
-from modelexport.terminal.table_options import ONLY, SIZE, Shown, show
+from modelexport.terminal.table_options import ONLY, SIZE, TableOptions, show
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunForValues:
     """How FILE is run"""
 
     data: Path | None = option(
@@ -44,9 +44,9 @@ def values(
         None, "Show the values of the same model in PyTorch beside.", metavar="MODEL", file="model"
     ),
     *,
-    how: RunOptions,
+    how: RunForValues,
     loading: Loading,
-    shown: Shown,
+    shown: TableOptions,
 ) -> None:
     """Run FILE, and show the range of what each module computes and the first NaN or infinity.
 

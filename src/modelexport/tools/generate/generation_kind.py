@@ -23,10 +23,10 @@ from modelexport.tagged.package import Package
 from modelexport.tools.generate.cache_names import name_generation
 from modelexport.tools.generate.genai_config import GENAI_CONFIG, GenaiError, make_genai_config, settings_of_generate
 from modelexport.tools.generate.generation_parts import can_generate, generation_forms
+from modelexport.tools.generate.generation_text import format_generation
 from modelexport.tools.generate.multimodal import POSITIONS
 from modelexport.tools.generate.observed_state import restart_length
 from modelexport.tools.generate.prompts import example_prompts
-from modelexport.tools.generate.report_text import format_generation
 from modelexport.tools.generate.verify_by_generation import GenerationReport, generation_fault, verify_generation
 
 

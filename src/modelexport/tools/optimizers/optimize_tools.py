@@ -38,7 +38,7 @@ Inputs = Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Tool:
+class Optimizer:
     """A tool of another package."""
 
     run: Callable[[Path, Path, Inputs], None]
@@ -262,25 +262,27 @@ def _save(model: onnx.ModelProto, source: Path, target: Path) -> None:
 NEWEST_OPSET = 23
 """The newest opset that ``version-converter`` converts to: the newest that ONNX Runtime 1.31 supports."""
 
-TOOLS: Mapping[str, Tool] = {
-    "ort-basic": Tool(_ort("basic"), "ONNX Runtime's optimizer, basic level"),
-    "ort-extended": Tool(_ort("extended"), "extended level: fusions"),
-    "ort-all": Tool(_ort("all"), "all levels: layouts too"),
-    "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT-like models"),
-    "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2-like models"),
-    "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time", computes_in=None),
-    "quantize-qdq": Tool(
+TOOLS: Mapping[str, Optimizer] = {
+    "ort-basic": Optimizer(_ort("basic"), "ONNX Runtime's optimizer, basic level"),
+    "ort-extended": Optimizer(_ort("extended"), "extended level: fusions"),
+    "ort-all": Optimizer(_ort("all"), "all levels: layouts too"),
+    "ort-bert": Optimizer(_ort_transformers("bert"), "onnxruntime.transformers, for BERT-like models"),
+    "ort-gpt2": Optimizer(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2-like models"),
+    "quantize-dynamic": Optimizer(
+        _quantize_dynamic, "int8 weights, activations quantized at run time", computes_in=None
+    ),
+    "quantize-qdq": Optimizer(
         _quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators", computes_in=None
     ),
-    "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators", computes_in=None),
-    "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)", computes_in=None),
-    "float16": Tool(_float16, "half precision, inputs and outputs unchanged", computes_in="float16"),
-    "onnxslim": Tool(_proto("onnxslim", "slim"), "OnnxSlim", "onnxslim", "onnxslim"),
-    "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
-    "version-converter": Tool(
+    "quantize-qoperator": Optimizer(_quantize_static("QOperator"), "int8, quantized operators", computes_in=None),
+    "quantize-4bit": Optimizer(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)", computes_in=None),
+    "float16": Optimizer(_float16, "half precision, inputs and outputs unchanged", computes_in="float16"),
+    "onnxslim": Optimizer(_proto("onnxslim", "slim"), "OnnxSlim", "onnxslim", "onnxslim"),
+    "onnxsim": Optimizer(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
+    "version-converter": Optimizer(
         _proto("onnx.version_converter", "convert_version", NEWEST_OPSET),
         f"onnx.version_converter, to opset {NEWEST_OPSET}",
     ),
-    "onnxscript": Tool(_proto("onnxscript.optimizer", "optimize"), "onnxscript.optimizer"),
-    "inliner": Tool(_proto("onnx.inliner", "inline_local_functions"), "onnx.inliner"),
+    "onnxscript": Optimizer(_proto("onnxscript.optimizer", "optimize"), "onnxscript.optimizer"),
+    "inliner": Optimizer(_proto("onnx.inliner", "inline_local_functions"), "onnx.inliner"),
 }

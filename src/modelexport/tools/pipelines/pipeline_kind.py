@@ -29,7 +29,7 @@ from modelexport.tools.pipelines.components_module import (
 )
 from modelexport.tools.pipelines.diffusion_parts import diffusion_parts, model_parts
 from modelexport.tools.pipelines.observed_calls import observe_example
-from modelexport.tools.pipelines.report_text import format_pipeline
+from modelexport.tools.pipelines.pipeline_text import format_pipeline
 from modelexport.tools.pipelines.verify_by_pipeline import PipelineReport, verify_pipeline
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -39,7 +39,7 @@ class DiffusionKind(PackageKind):
 
     name = "pipeline"
     takes = "arguments"
-    only_kind = True
+    never_whole = True
     needs = f"a pipeline of diffusers (a folder with {MODEL_INDEX})"
     verified_with = ("steps", "seed")
 

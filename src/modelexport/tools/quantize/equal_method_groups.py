@@ -28,7 +28,7 @@ T = TypeVar("T")
 Why = Literal["alone", "weight", "attention"]
 
 
-class Group(msgspec.Struct, frozen=True):
+class MethodGroup(msgspec.Struct, frozen=True):
     """Nodes that get one method."""
 
     nodes: tuple[str, ...]
@@ -41,7 +41,7 @@ class Group(msgspec.Struct, frozen=True):
     """``weight``: they use one parameter; ``attention``: they are the query, key and value of one attention."""
 
 
-def find_groups(tagged: TaggedFile) -> list[Group]:
+def find_groups(tagged: TaggedFile) -> list[MethodGroup]:
     """Every node with a constant weight, together with the nodes that have to get the same method; graph order."""
     nodes = weighted_nodes(tagged.model)
     by_weight: dict[str, list[ir.Node]] = defaultdict(list)
@@ -58,7 +58,7 @@ def find_groups(tagged: TaggedFile) -> list[Group]:
         calls = dict.fromkeys(str(call) for owner in owners if owner is not None for call in owner.calls)
         names = tuple(node.name or "" for node in together)
         weights = dict.fromkeys(nodes[node].name or "" for node in together)
-        groups.append(Group(nodes=names, calls=tuple(calls), weights=tuple(weights), why=why))
+        groups.append(MethodGroup(nodes=names, calls=tuple(calls), weights=tuple(weights), why=why))
     return groups
 
 

@@ -122,9 +122,9 @@ def open_switched(
         names, why = ", ".join(map(str, methods)), first_few(left, 1) or "no node has a weight it is for"
         raise UsageError(f"{tagged.path} has no module that {names} can quantize: {why}")
     if not find_device(device).is_this_processor:
-        from modelexport.tools.quantize.measured_on_device import OnDevice
+        from modelexport.tools.quantize.measured_on_device import SessionOnDevice
 
-        return OnDevice(tagged, units, methods, feeds, device, output)
+        return SessionOnDevice(tagged, units, methods, feeds, device, output)
     with scratch(tagged.path.parent) as folder:
         measured = any(method.row.needs_data for method in methods)
         ranges = calibrate(tagged.model, feeds, folder) if measured else None

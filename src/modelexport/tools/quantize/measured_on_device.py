@@ -18,7 +18,7 @@ from modelexport.tools.quantize.switched_model import Choice, SwitchableSession,
 from modelexport.traces.calibration_data import RunInputs
 
 
-class OnDevice(SwitchableSession):
+class SessionOnDevice(SwitchableSession):
     """A :class:`SwitchableSession` that runs choices on a device, in a process of its own, and right values here."""
 
     def __init__(

@@ -183,7 +183,7 @@ def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onn
 
     how = _int8(method)
     how["per_channel"] &= _with_one_scale(model).isdisjoint(node.input[1] for node in _products(model))
-    made = _model_written_by(lambda file: quantize_dynamic(model, file, **how))
+    made = model_written_by(lambda file: quantize_dynamic(model, file, **how))
     # The quantizer of recurrent layers knows int8 weights only.
     return without_saturation(made) if _is_unsigned(method) else made
 
@@ -221,7 +221,7 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
     for tensor in biases:  # the library leaves a bias alone that is an input
         model.graph.initializer.remove(tensor)
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    made = _model_written_by(lambda file: quantize_static(model, file, None, **how))
+    made = model_written_by(lambda file: quantize_static(model, file, None, **how))
     made.graph.initializer.extend(biases)
     del made.graph.input[len(made.graph.input) - len(biases) :]
     for node in [node for node in made.graph.node if node.output[0] in marks]:
@@ -301,7 +301,7 @@ def _is_unsigned(method: Method) -> bool:
     return method.option("weights") == "uint8" and not method.option("reduce_range")
 
 
-def _model_written_by(run: Callable[[Path], None]) -> onnx.ModelProto:
+def model_written_by(run: Callable[[Path], None]) -> onnx.ModelProto:
     """The model that a quantizer writes to a file."""
     with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
         run(Path(folder) / "model.onnx")

@@ -46,7 +46,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Bound:
+class ErrorBound:
     """A metric and its limit, as in ``cosine>=0.999``."""
 
     metric: Metric
@@ -69,7 +69,7 @@ def mean_figure(metric: Metric, right: Sequence[np.ndarray], computed: Sequence[
     )
 
 
-def parse_bound(text: str) -> Bound:
+def parse_bound(text: str) -> ErrorBound:
     """The bound that a text names: ``error<=0.05``, which ``error<=5%`` says as well."""
     parts = _BOUND.fullmatch(text)
     if parts is None:
@@ -79,7 +79,7 @@ def parse_bound(text: str) -> Bound:
         )
     metric = find_metric(parts["metric"])
     try:
-        bound = Bound(metric, parts["sign"], float(parts["limit"]) / (100 if parts["percent"] else 1))
+        bound = ErrorBound(metric, parts["sign"], float(parts["limit"]) / (100 if parts["percent"] else 1))
     except ValueError as error:
         raise UsageError(f"'{parts['limit']}' in '{text}' is not a number") from error
     if metric.ideal is not None and not bound.holds(metric.ideal):

@@ -20,7 +20,7 @@ class Candidate(NamedTuple):
     method: Method | None
 
 
-class Step(NamedTuple):
+class RankedStep(NamedTuple):
     """A unit gets another method, or is kept."""
 
     unit: int
@@ -35,20 +35,20 @@ class RankedSteps:
 
     start: list[Candidate]
     """The cheapest option of each unit."""
-    steps: list[Step]
+    steps: list[RankedStep]
 
-    def methods_after(self, steps: int | Iterable[Step]) -> Choice:
+    def methods_after(self, steps: int | Iterable[RankedStep]) -> Choice:
         """The choice after the first steps, or after some of them."""
         options = dict(enumerate(self.start))
         options.update((step.unit, step.option) for step in (self.steps[:steps] if isinstance(steps, int) else steps))
         return {unit: option.method for unit, option in options.items() if option.method is not None}
 
-    def fewest_within(self, holds: Callable[[Choice], bool]) -> list[Step]:
+    def fewest_within(self, holds: Callable[[Choice], bool]) -> list[RankedStep]:
         """The fewest first steps after which something holds, by bisection; all of them if it never does."""
         counts = range(len(self.steps))
         return self.steps[: bisect_left(counts, True, key=lambda count: holds(self.methods_after(count)))]
 
-    def best_for(self, bytes_left: float) -> list[Step]:
+    def best_for(self, bytes_left: float) -> list[RankedStep]:
         """The affordable steps with the least loss: in their order, or with one first that was skipped in this order.
 
         Args:
@@ -58,7 +58,7 @@ class RankedSteps:
         skipped = [step for step in self.steps if step not in first]
         return min([first, *(self._affordable(bytes_left, [step, *self.steps]) for step in skipped)], key=self._loss)
 
-    def _affordable(self, bytes_left: float, steps: Iterable[Step]) -> list[Step]:
+    def _affordable(self, bytes_left: float, steps: Iterable[RankedStep]) -> list[RankedStep]:
         """The steps, in this order, that can be paid; a step back is left out."""
         has = dict(enumerate(self.start))
         taken = []
@@ -70,7 +70,7 @@ class RankedSteps:
                 taken.append(step)
         return taken
 
-    def _loss(self, steps: Iterable[Step]) -> float:
+    def _loss(self, steps: Iterable[RankedStep]) -> float:
         options = dict(enumerate(self.start)) | {step.unit: step.option for step in steps}
         return sum(option.loss for option in options.values())
 
@@ -84,5 +84,5 @@ def rank_steps(options: Sequence[Sequence[Candidate]]) -> RankedSteps:
         while better := [option for option in choices if option.loss < current.loss]:
             gains = {other: (current.loss - other.loss) / (other.cost - current.cost) for other in better}
             current = max(better, key=lambda option: (gains[option], -option.cost))
-            steps.append(Step(unit, current, gains[current]))
+            steps.append(RankedStep(unit, current, gains[current]))
     return RankedSteps(start, sorted(steps, key=lambda step: -step.gain))

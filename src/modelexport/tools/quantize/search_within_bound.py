@@ -31,7 +31,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.quantize.executors import Executor, Workers, open_switched, workers_for
 from modelexport.tools.quantize.measured_seconds import measured_seconds, whole_time
 from modelexport.tools.quantize.methods import KEEP, Method, parse_method
-from modelexport.tools.quantize.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
+from modelexport.tools.quantize.metrics_and_bounds import ErrorBound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import Quantized, quantized, weights_size
@@ -134,7 +134,7 @@ class _Runs:
             self.known[key] = self.metric.worst(figures, self.rights)
         return self.known[key]
 
-    def within(self, bound: Bound) -> Callable[[Choice], bool]:
+    def within(self, bound: ErrorBound) -> Callable[[Choice], bool]:
         """Whether the figure of a choice is within a bound."""
         return lambda choice: bound.holds(self.figure(choice))
 
@@ -315,7 +315,7 @@ def _check_least(least: Least, within: str | None) -> None:
         raise UsageError("--budget is for the fewest bytes: give --least time with a bound on the error, --within")
 
 
-def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> None:
+def _check_unquantized(bound: ErrorBound, runs: _Runs, path: Path, device: str) -> None:
     if not bound.holds(figure := runs.figure({})):
         raise CheckError(
             f"unquantized, {path} has {bound.metric.name} {figure:.3g} on {device}, beyond {bound}: make it right "
@@ -352,7 +352,7 @@ def _figure(metric: Metric, rights: Sequence[Any], outputs: Sequence[Any]) -> fl
     return float("nan") if any(output is None for output in outputs) else mean_figure(metric, rights, outputs)
 
 
-def _stricter(bound: Bound, runs: _Runs, seen: float, judged: Sequence[float]) -> Bound:
+def _stricter(bound: ErrorBound, runs: _Runs, seen: float, judged: Sequence[float]) -> ErrorBound:
     """A bound that the choice has to meet where it was chosen, so that it is met where it is judged."""
     ideal = mean_figure(bound.metric, runs.rights, runs.rights)
     apart = max(*(abs(figure - ideal) for figure in judged), 1e-30)

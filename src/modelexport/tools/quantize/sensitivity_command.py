@@ -18,7 +18,7 @@ from modelexport.terminal.shared_options import (
     CalibrationData,
     device_text,
 )
-from modelexport.terminal.table_options import ONLY, Shown, show
+from modelexport.terminal.table_options import ONLY, TableOptions, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def sensitivity(
     *,
     measured: Measured,
     calibration: CalibrationData,
-    shown: Shown,
+    shown: TableOptions,
 ) -> None:
     """Show how much the output of FILE changes if only one module is quantized."""
     from modelexport.packages.changed_packages import only_graph
