@@ -22,6 +22,7 @@ from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import InputsError, ToolWarning, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Options, PackageOptions
+from modelexport.files.first_module_folder import first_module_folder
 from modelexport.files.named_models import named_folder
 from modelexport.files.safetensors_files import INDEX, SINGLE
 from modelexport.format.package_manifest import Manifest
@@ -259,7 +260,7 @@ def load_for_parts(
         spec: A folder of a pipeline, or what :func:`modelexport.pytorch.loading.load_model` takes, like the others.
         parts: The kind that is asked for, or ``auto``.
     """
-    folder = named_folder(spec) or Path(spec)
+    folder = first_module_folder(named_folder(spec) or Path(spec))
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Loads = "files" if linked else "auto"
     if parts != WHOLE and (found := folder_kind(spec, parts)) is not None:

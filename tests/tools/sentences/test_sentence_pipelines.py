@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import sentence_transformers
 import torch
 import transformers
 from safetensors.torch import save_file
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import modelexport
@@ -179,10 +181,42 @@ def test_a_package_is_compared_with_what_sentence_transformers_computes(pooled: 
     assert fault.startswith("sentence_embedding of 4 texts padded on the right is off by")
 
 
-def test_weights_that_stay_in_files_have_the_names_of_entries(pooled: Path) -> None:
-    loaded = load_pipeline(pooled / "model", weights="files")
+@pytest.fixture(scope="session", params=["", "0_Transformer"])
+def of_first_module(pooled: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The folder of a model whose transformer is in it, or in a folder of its own, as sentence-transformers 1 did."""
+    if not request.param:
+        return pooled / "model"
+    path = tmp_path_factory.mktemp("layout") / "model"
+    transformer = shutil.copytree(pooled / "model", path / request.param)
+    for name in ("modules.json", "config_sentence_transformers.json", "1_Pooling"):
+        (transformer / name).rename(path / name)
+    entries = json.loads((path / "modules.json").read_text())
+    entries[0]["path"] = request.param
+    (path / "modules.json").write_text(json.dumps(entries))
+    return path
+
+
+def test_weights_that_stay_in_files_have_the_names_of_entries(of_first_module: Path) -> None:
+    loaded = load_pipeline(of_first_module, weights="files")
     kept = {key for key in loaded.model.state_dict() if key.startswith("0.model.")}
     assert set(loaded.weights.tensors) == kept
+
+
+def test_the_tokenizer_is_beside_the_transformer(of_first_module: Path) -> None:
+    assert (load_pipeline(of_first_module).directory / "tokenizer.json").is_file()
+
+
+def test_a_first_module_that_is_not_a_transformer_has_its_weights_in_memory(pooled: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(pooled / "model" / "tokenizer.json"))
+    sentence_transformers.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)]).save(str(tmp_path))
+    assert load_pipeline(tmp_path, weights="files").weights is None
+
+
+@pytest.mark.parametrize("listed", ["{}", "[]", '[{"path": "../other"}]'])
+def test_modules_that_are_not_in_the_folder_are_refused(listed: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(listed)
+    with pytest.raises(ModelLoadError, match=r"modules\.json (is not a list of modules|names a folder outside)"):
+        is_pipeline(tmp_path)
 
 
 LAYOUTS: dict[str, tuple[Any, Modules, dict[str, Any]]] = {

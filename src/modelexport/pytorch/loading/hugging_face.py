@@ -14,6 +14,7 @@ import torch
 from modelexport.core.limits import LARGE_WEIGHTS
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import ModelLoadError, WeightsError, raised_as
+from modelexport.files.first_module_folder import first_module_folder
 from modelexport.files.named_models import WAYS_TO_NAME_IT, named_folder
 from modelexport.files.regular_files import read_json
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
@@ -30,6 +31,8 @@ def load_hugging_face(
     spec: str, model_class: str | None, trust_remote_code: bool, dtype: str | None, weights: str
 ) -> LoadedModel:
     directory = named_folder(spec)
+    if directory is not None:
+        directory = first_module_folder(directory)
     source = spec if directory is None else str(directory)
     with quiet_transformers(), no_questions():
         local_only = directory is not None or not hub_answers()
@@ -208,7 +211,9 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
-        raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
+        if (directory / "model_index.json").is_file():
+            raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
+        raise ModelLoadError(f"{directory} has no config.json: give {WAYS_TO_NAME_IT}")
     config = read_json(path, ModelLoadError, "save the model again")
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
         raise ModelLoadError(f"{directory} has no weights: put model.safetensors beside its config.json")

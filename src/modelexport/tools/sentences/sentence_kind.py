@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from modelexport.capture.exported_graph import Exported
+from modelexport.files.first_module_folder import SENTENCE_TRANSFORMER
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.input_and_axis_names import name_axes_by_input
 from modelexport.packages.model_parts import ModelPart
@@ -18,7 +19,6 @@ from modelexport.pytorch.loading import LoadedModel
 from modelexport.tagged.package import Package
 from modelexport.tools.sentences.encoding_check import encoding_fault
 from modelexport.tools.sentences.sentence_pipelines import (
-    SENTENCE_TRANSFORMER,
     SentencePipeline,
     load_pipeline,
     pipeline_folder,

@@ -13,6 +13,7 @@ from torch import nn
 
 from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError, raised_as
+from modelexport.files.first_module_folder import SENTENCE_TRANSFORMER, first_module_folder
 from modelexport.files.named_models import BERT_TINY, named_folder
 from modelexport.files.regular_files import read_json
 from modelexport.packages.model_parts import ModelPart
@@ -21,7 +22,6 @@ from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.pytorch.loading.hugging_face import hub_answers, quiet_transformers
 from modelexport.pytorch.loading.trust import no_questions
 
-SENTENCE_TRANSFORMER = "modules.json"
 SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
 _KINDS = ("SentenceTransformer", "MultiVectorEncoder")
 
@@ -86,7 +86,7 @@ def is_pipeline(directory: Path) -> bool:
     """Whether a folder holds a pipeline. A cross encoder, which has the same files, is one model with its head."""
     if not (directory / SENTENCE_TRANSFORMER).is_file():
         return False
-    settings = next(iter(sorted(directory.glob("sentence_*_config.json"))), None)
+    settings = next(iter(sorted(first_module_folder(directory).glob("sentence_*_config.json"))), None)
     task = {} if settings is None else read_json(settings, ModelLoadError, "copy or download it again")
     return bool(task.get("transformer_task") != "sequence-classification")
 
@@ -133,8 +133,8 @@ def load_pipeline(
             raise ModelLoadError(f"{directory}: module {name} leaves tokens out by their text: use --bare")
     pooled = any(hasattr(module, "pooling_mode") for module in modules.values())
     kept = None
-    if weights != "memory":
-        name, first = next(iter(modules.items()))
+    name, first = next(iter(modules.items()))
+    if weights != "memory" and hasattr(first, "model"):
         streamed = load_model(
             str(directory),
             model_class=type(first.model).__name__,
@@ -150,7 +150,7 @@ def load_pipeline(
     model = SentencePipeline(library, SENTENCE if pooled else TOKENS)
     classes = ", ".join(f"{type(module).__name__}{_modes(module)}" for module in modules.values())
     about = f"as in sentence-transformers: {classes}; --bare: the Transformer alone"
-    return LoadedModel(model.eval(), None, directory.resolve().name, directory, (), kept, about)
+    return LoadedModel(model.eval(), None, directory.resolve().name, first_module_folder(directory), (), kept, about)
 
 
 def _modes(module: nn.Module) -> str:
