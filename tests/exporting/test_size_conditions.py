@@ -19,7 +19,7 @@ from modelexport import cost, export, profile, verify
 from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
-from modelexport.exporting.size_trials import SizeTrials
+from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
 from modelexport.runtime.random_inputs import make_random_inputs

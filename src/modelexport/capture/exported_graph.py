@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, Port
 from modelexport.graph.size_conditions import SizeCondition
+from modelexport.graph.size_symbols import SYMBOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,10 @@ class Exported:
     """The conditions of the sizes of its inputs for which its Python code decides as in the capture."""
     messages: tuple[str, ...] = ()
     """The exporter's warnings, one line each."""
+
+    @property
+    def unchecked_conditions(self) -> list[SizeCondition]:
+        """The conditions that a file states before it is run or if it is not: what the model's own code decides."""
+        sizes = (size for value in self.model.graph.inputs for size in value.shape or ())
+        known = {symbol for size in sizes if not isinstance(size, int) for symbol in SYMBOL.findall(str(size.value))}
+        return [one for one in self.conditions if one.in_model and known.issuperset(one.symbols)]

@@ -9,7 +9,6 @@ import msgspec
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.fixed_axes import FixedAxis
-from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.graph.size_conditions import broken, stated_with_line
 from modelexport.pytorch.inputs.axes_of_one import Axis, axes_that_exclude
 from modelexport.pytorch.inputs.other_sizes import inputs_of_file, symbol_sizes, symbols_by_input
@@ -47,7 +46,7 @@ class CaptureInputs:
         }
         if unchecked:
             sizes, symbols = symbol_sizes(self.example, model), symbols_by_input(model)
-            for condition in broken(stated_unchecked(exported), sizes):
+            for condition in broken(exported.unchecked_conditions, sizes):
                 for name, number in self.wide:
                     known = symbols.get(self._names.get(name, ""), [])
                     if number < len(known) and known[number] in condition.symbols:

@@ -20,7 +20,6 @@ from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames
 from modelexport.exporting.size_decisions import SizesFound, find_sizes
-from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.format import documents
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.runtime.checked_writing import beside
@@ -62,7 +61,7 @@ class ExportChecks:
             The check and the verification, ``None`` for those that were not requested, and what was found about sizes.
         """
         check = verified = None
-        sizes = SizesFound(list(stated_unchecked(self.exported)))
+        sizes = SizesFound(self.exported.unchecked_conditions)
         options, stages, staged = self.options, self.stages, self.staged
         if not options.checks.any:
             return check, verified, sizes

@@ -29,7 +29,6 @@ from modelexport.exporting.front_end_choice import Attempt, first_that_passes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Options
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
-from modelexport.exporting.unchecked_conditions import stated_unchecked
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
 from modelexport.format import documents
@@ -212,7 +211,7 @@ class _Job:
         with checked_and_replaced(check=False) as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
             written = _StagedExport(self, exported, before, tagged, attempts, staged)
-            written.write(stated_unchecked(exported))
+            written.write(exported.unchecked_conditions)
             checks = ExportChecks(
                 model,
                 captured,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.constant_axes import find_constant_axes
-from modelexport.exporting.fixed_axes import FixedAxis, Run, axes_of, fixed_axis_message
+from modelexport.core.calls import ROOT
+from modelexport.core.collected_messages import collected
+from modelexport.exporting.fixed_axes import FixedAxis, Run, Tried, axes_of, fixed_axis_message, tried
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.settled_conditions import EQUAL, Settled, settle_conditions, without_implied
-from modelexport.exporting.size_trials import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, broken, record_conditions, sizes_within, stated_with_line
 
 if TYPE_CHECKING:
@@ -60,20 +61,20 @@ def find_sizes(
     trials, model = SizeTrials(pair, inputs), pair.tagged.model
     sizes, changeable = symbol_sizes(inputs, model), changeable_sizes(inputs, model)
     equal = [each for each in exported.conditions if EQUAL.fullmatch(each.formula) and {*each.symbols} <= sizes.keys()]
-    tried = UnrecordedDecisions(sizes, trials.run, equal)
-    settled = settle_conditions(exported.conditions, sizes, changeable, trials.run, tried.agreeing)
+    unrecorded = UnrecordedDecisions(sizes, trials.run, equal)
+    settled = settle_conditions(exported.conditions, sizes, changeable, trials.run, unrecorded.agreeing)
     if names is None:
         record_conditions(model, settled.kept)
         return SizesFound(settled.kept)
-    tried.find(settled.kept)
-    reasons = settled.reasons | tried.reasons
-    kept = without_implied([*settled.kept, *tried.conditions])
+    unrecorded.find(settled.kept)
+    reasons = settled.reasons | unrecorded.reasons
+    kept = without_implied([*settled.kept, *unrecorded.conditions])
     record_conditions(model, kept)
     fixed = _narrowed_to_one_size(kept, settled, inputs, model, sizes, trials.run)
-    fixed += [axis for symbol, result in tried.fixed.items() for axis in axes_of(inputs, model, symbol, result)]
+    fixed += [axis for symbol, result in unrecorded.fixed.items() for axis in axes_of(inputs, model, symbol, result)]
     fixed += _fixed_for_example(kept, inputs, model, symbol_sizes(example, model) if example is not None else sizes)
     fixed = list({(axis.input, axis.axis): axis for axis in reversed(fixed)}.values())[::-1]
-    constant = find_constant_axes(pair, inputs, exported, names)
+    constant = _constant_axes(pair, inputs, exported, names)
     refused = [fixed_axis_message(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
     if fixed and not refused:
         return SizesFound(kept, to_fix=fixed)
@@ -127,3 +128,118 @@ def refusal_for_condition(condition: SizeCondition) -> str:
         f"{stated_with_line(condition)}; leave the axis out (--dynamic writes a file that states the condition), or "
         f"let torch.where or torch.cond decide"
     )
+
+
+def _constant_axes(pair: ModelAndFile, inputs: Inputs, exported: Exported, names: RequestedNames) -> list[FixedAxis]:
+    """The axes that a capture made constant, though the model accepts other sizes: ``math.sqrt(n)``, ``for row in x``.
+
+    Axes of one size that one line made constant change together, as the model may want them to be equal, and alone.
+    """
+    from modelexport.pytorch.inputs.other_sizes import inputs_of_file, with_sizes
+
+    constant_conditions = {item.symbols[0]: item for item in exported.conditions if _CONSTANT.fullmatch(item.formula)}
+    values = {symbol: int(item.formula.split()[-1]) for symbol, item in constant_conditions.items()}
+    ports = {
+        name: port.position for port, name in exported.values.items() if port.call == ROOT and port.side == "inputs"
+    }
+    declared = {value.name: value.shape for value in pair.tagged.model.graph.inputs}
+    specs, axes = exported.calls.calls[0].inputs, dict[str, list[str | None]]()
+    for name in inputs_of_file(inputs, pair.tagged.model).values():
+        shape = specs[ports[name]].shape if ports.get(name, len(specs)) < len(specs) else ()
+        fixed = [isinstance(size, int) for size in declared.get(name) or ()]
+        axes[name] = [
+            _symbol_of(size, values) if is_fixed else None for size, is_fixed in zip(shape, fixed, strict=False)
+        ]
+    sizes = {symbol: values[symbol] for symbols in axes.values() for symbol in symbols if symbol is not None}
+    alike: dict[tuple[str, int], list[str]] = {}
+    for symbol, size in sizes.items():
+        if size > 1:
+            alike.setdefault((constant_conditions[symbol].where, size), []).append(symbol)
+    alone = [[symbol] for group in alike.values() if len(group) > 1 for symbol in group]
+    accepted: set[str] = set()
+    for group in [*alike.values(), *alone][:_GROUPS]:
+        for times, more in ((1, 1), (2, 0), (4, 0), (1, -1)):
+            now = {symbol: times * sizes[symbol] + more for symbol in group}
+            if not accepted.issuperset(group) and pair.accepts(with_sizes(inputs, pair.tagged.model, now, axes)):
+                accepted.update(group)
+    return [
+        FixedAxis(
+            input=name,
+            axis=axis,
+            symbol=names.leading[axis] if axis < len(names.leading) else symbol,
+            size=sizes[symbol],
+            call="",
+            reason=f"it is a constant of the file: {condition.where or 'torch.export'}: `{condition.source}`",
+        )
+        for name, symbols in axes.items()
+        for axis, symbol in enumerate(symbols)
+        if symbol in accepted
+        for condition in [constant_conditions[symbol]]
+    ]
+
+
+_GROUPS = 16
+"""How many groups of axes are tried with other sizes."""
+_CONSTANT = re.compile(r"\w+ == \d+")
+
+
+def _symbol_of(size: int | str, values: Mapping[str, int]) -> str | None:
+    """The symbol of an axis that became constant. A second capture by TorchDynamo has calls without symbols."""
+    if isinstance(size, int):
+        return next((symbol for symbol, value in values.items() if value == size), None)
+    return size if size in values else None
+
+
+class SizeTrials:
+    """Runs of a model and its file with other sizes of the example inputs, each made once."""
+
+    def __init__(self, pair: ModelAndFile, inputs: Inputs) -> None:
+        self._pair, self._inputs = pair, inputs
+        self._done: dict[tuple[tuple[str, int], ...], Tried | None] = {}
+
+    def run(self, sizes: Mapping[str, int]) -> Tried | None:
+        """What happens with sizes of the dynamic axes; ``None`` if the inputs would be too large, or crash PyTorch."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._done:
+            self._done[key] = self._run(sizes)
+        return self._done[key]
+
+    def _run(self, sizes: Mapping[str, int]) -> Tried | None:
+        from modelexport.pytorch.inputs.other_sizes import (
+            LARGEST_TRIED,
+            symbol_sizes,
+            too_large,
+            with_sizes,
+            with_telling_numbers,
+            without_parts,
+        )
+
+        model = self._pair.tagged.model
+        before = symbol_sizes(self._inputs, model)
+        if any(size > max(LARGEST_TRIED, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
+            return None
+        if too_large(self._inputs, model, sizes):
+            return None
+        other = with_sizes(self._inputs, model, sizes)
+        if without_parts(self._inputs, other):
+            return None
+        result = self._compared(other)
+        if result.status == "agree" and (telling := with_telling_numbers(other)) is not None:
+            result_of_others = self._compared(telling)
+            return result_of_others if result_of_others.status == "differ" else result
+        return result
+
+    def _compared(self, inputs: Inputs) -> Tried:
+        from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+
+        pair = self._pair
+        with collected():
+            try:
+                returned_by(pair.model, inputs)  # most sizes that are refused are refused here, in no time
+                right = pair.returned(inputs)
+                if not pair.agrees(inputs, right):
+                    return tried(pair.compared(inputs, {})[1])
+                fault = pair.fault_beside_nan(inputs, right)
+                return Tried("differ" if fault else "agree", fault)
+            except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
+                return Tried("not compared")

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.path_or_model import Source
@@ -254,6 +255,15 @@ class ModelAndFile:
         except UsageError as error:
             return f"PyTorch returns NaN, and {error}"
         return "" if agrees else "PyTorch returns NaN, as for the mean of nothing, and ONNX Runtime does not"
+
+    def accepts(self, inputs: Inputs) -> bool:
+        """Whether the model runs: in its own types, in which it refuses sizes sooner than in float64."""
+        try:
+            with collected():
+                returned_by(self.model, inputs)
+        except Exception:  # a model may raise anything for sizes that it does not accept
+            return False
+        return True
 
     def feeds(self, inputs: Inputs, reference: Trace | None = None) -> Mapping[str, Any]:
         """The inputs under the names of the file's.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.core.collected_messages import collected
 from modelexport.graph.nodes import is_cached_attention
 from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.pytorch.inputs.covering_sizes import CoveringSizes
@@ -28,7 +27,6 @@ from modelexport.pytorch.inputs.variations import (
 )
 from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.runs.other_answers import with_other_answers
-from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.traces.array_differences import Verdict
 from modelexport.verify.compared_runs import Compared, output_differences
 from modelexport.verify.model_and_file import ModelAndFile
@@ -109,7 +107,7 @@ def _with_other_sizes(
         if too_large(inputs, model, sizes):
             continue
         other = with_sizes(inputs, model, sizes)
-        if without_parts(inputs, other) or not _accepts(pair, other):
+        if without_parts(inputs, other) or not pair.accepts(other):
             continue
         changed = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items() if size != example[symbol])
         verdict = compared(f"other sizes, {changed}", other)
@@ -119,16 +117,6 @@ def _with_other_sizes(
     if cover.unchanged:
         what, reason = f"other sizes of {', '.join(cover.unchanged)}", "none that were tried could be compared"
         yield OtherInputs(what=what, status="not compared", reason=reason)
-
-
-def _accepts(pair: ModelAndFile, inputs: Inputs) -> bool:
-    """Whether the model runs: in its own types, in which it refuses sizes sooner than in float64."""
-    try:
-        with collected():
-            returned_by(pair.model, inputs)
-    except Exception:  # a model may raise anything for sizes that it does not accept
-        return False
-    return True
 
 
 def _verdict_on_outputs(what: str, compared: Compared) -> OtherInputs:

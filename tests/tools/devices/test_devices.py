@@ -25,9 +25,8 @@ from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.device_text import format_device
-from modelexport.tools.devices.fixes import find_fix
-from modelexport.tools.devices.judged_regions import judge
-from modelexport.tools.devices.region_runs import RegionRuns
+from modelexport.tools.devices.found_changes import find_changes
+from modelexport.tools.devices.judged_regions import RegionRuns, judge
 from modelexport.tools.devices.wrong_regions import smallest_region
 from spoiled_device import SpoiledDevice, is_fused, is_operator
 
@@ -126,7 +125,7 @@ def test_a_change_that_makes_a_region_right_is_tried_and_written(file: Path, tmp
     device, tagged = SpoiledDevice(spoils), load(file)
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
     report = check(tagged, feeds, device)
-    fix = find_fix(tagged, report, tmp_path / "fixed.onnx", feeds, device)
+    fix = find_changes(tagged, report, tmp_path / "fixed.onnx", feeds, device)
     assert (fix.agrees, fix.unchanged) == (True, [])
     assert {step.change for step in fix.steps} == ({"apart"} if fuses else {"definition"})
     fixed = load(tmp_path / "fixed.onnx")
@@ -145,7 +144,7 @@ def test_what_a_type_costs_is_regained_by_more_precise_types(file: Path, tmp_pat
     tagged = load(tmp_path / "int8.onnx")
     report = check(tagged, feeds, device, bound=1e-5)
     assert (report.whole.status, report.culprits) == ("rounding", [])
-    fix = find_fix(tagged, report, tmp_path / "fixed.onnx", feeds, device)
+    fix = find_changes(tagged, report, tmp_path / "fixed.onnx", feeds, device)
     assert fix.agrees
     assert {step.change for step in fix.steps} == {"int16"}
     assert fix.moved > 1e-4, "it is nearer to the unquantized file"

@@ -68,7 +68,7 @@ class Fallback(msgspec.Struct, frozen=True):
     tried: list[TriedChange]
 
 
-class FixStep(msgspec.Struct, frozen=True, kw_only=True):
+class FoundChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change that was tried on the device, and makes a region right."""
 
     address: str
@@ -83,14 +83,14 @@ class FixStep(msgspec.Struct, frozen=True, kw_only=True):
     """The error with the change; ``None`` if the change was chosen by the error of the whole file."""
 
 
-class Fix(msgspec.Struct, frozen=True, kw_only=True):
+class FoundChanges(msgspec.Struct, frozen=True, kw_only=True):
     """A changed file that is less wrong on the device."""
 
     path: str
     """The file; empty if none was written, because no change made a region right."""
     recipe: str
     """The recipe of the changes, for ``quantize --recipe``."""
-    steps: list[FixStep]
+    steps: list[FoundChange]
     unchanged: list[str]
     """Addresses of wrong regions that no change made right."""
     status: RegionStatus
@@ -128,7 +128,7 @@ class DeviceReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     measured: int
     """Regions that were run now; the results of the others were kept."""
     notes: list[str] = []
-    fix: Fix | None = None
+    fix: FoundChanges | None = None
 
     @property
     def whole(self) -> RegionReport:

@@ -12,7 +12,7 @@ from modelexport.traces.tolerances import ADDED_IN_ANOTHER_ORDER
 
 if TYPE_CHECKING:
     from modelexport.runtime.devices import FoundDevice
-    from modelexport.tools.devices.device_report import DeviceReport, Fix, RegionReport
+    from modelexport.tools.devices.device_report import DeviceReport, FoundChanges, RegionReport
 
 _MEANING = (
     "ERROR: of what a module returns on the device, with right values at its inputs, as a share of its size; ROUNDING: "
@@ -73,7 +73,7 @@ def _where(report: DeviceReport) -> Iterator[str]:
         yield from [f"  tried in vain: {', '.join(in_vain)}"] if in_vain else []
 
 
-def _fixed(fix: Fix) -> Iterator[str]:
+def _fixed(fix: FoundChanges) -> Iterator[str]:
     from modelexport.tools.quantize.recipes import CHANGES
 
     for step in fix.steps:

@@ -20,8 +20,8 @@ from modelexport.runtime.runner_process import LIMIT
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
-from modelexport.tools.devices.fixes import find_fix
-from modelexport.tools.devices.region_runs import RegionRuns
+from modelexport.tools.devices.found_changes import find_changes
+from modelexport.tools.devices.judged_regions import RegionRuns
 from modelexport.tools.quantize.quantize import check_quantized_writable
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
@@ -72,4 +72,4 @@ def verify_on_device(
         report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=progress)
         if fix is None or report.agrees:
             return report
-        return msgspec.structs.replace(report, fix=find_fix(tagged, report, fix, feeds, runs, progress))
+        return msgspec.structs.replace(report, fix=find_changes(tagged, report, fix, feeds, runs, progress))

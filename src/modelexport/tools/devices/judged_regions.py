@@ -1,12 +1,14 @@
-"""Whether a region is right on a device, and if not, whether its type is to blame."""
+"""Regions run on a device: whether one is right there, and if not, whether its type is to blame."""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Protocol
 
 from modelexport.errors import UsageError
 from modelexport.runtime.devices import Device
-from modelexport.runtime.runner_process import RunnerResult
+from modelexport.runtime.runner_process import RunnerProcess, RunnerResult, write_for_runner
 from modelexport.tools.devices.device_regions import ReferenceRegion
 from modelexport.tools.devices.device_report import RegionStatus
 from modelexport.traces.tolerances import TIMES_ROUNDING
@@ -22,6 +24,19 @@ class RegionRunner(Protocol):
 
     def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
         """Run a region."""
+
+
+class RegionRuns(RunnerProcess):
+    """A device that regions run on, each in a folder that is removed again."""
+
+    runs_any_region = True
+
+    def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
+        """Run a region, or read its result from the cache; ``log`` as :meth:`RunnerProcess.run_model` has it."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as name:
+            folder = Path(name)
+            written = write_for_runner(region.model, region.inputs, region.outputs, folder, name=region.name)
+            return self.run_model(folder, written, log=log)
 
 
 def judge(

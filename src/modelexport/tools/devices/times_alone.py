@@ -16,7 +16,7 @@ from modelexport.tables.columns import Column, Kind
 from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged
 from modelexport.tools.devices.device_regions import RegionCutter
-from modelexport.tools.devices.region_runs import RegionRuns
+from modelexport.tools.devices.judged_regions import RegionRuns
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 
 SECONDS_ALONE = Column("seconds_alone", "seconds, cut out", Kind.LARGEST, scale=10**9)

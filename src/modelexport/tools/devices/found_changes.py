@@ -18,7 +18,7 @@ from modelexport.graph.copies import copy_of
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check, is_owned
 from modelexport.tools.devices.device_regions import RegionCutter, error_between
-from modelexport.tools.devices.device_report import DeviceReport, Fix, FixStep, RegionReport
+from modelexport.tools.devices.device_report import DeviceReport, FoundChange, FoundChanges, RegionReport
 from modelexport.tools.devices.judged_regions import RegionRunner, judge
 from modelexport.tools.quantize.changes_for_devices import change_nodes
 from modelexport.tools.quantize.quantize import quantize
@@ -32,14 +32,14 @@ _UNITS = 24
 """About how many modules are compared to find those that need more precision."""
 
 
-def find_fix(
+def find_changes(
     tagged: TaggedFile,
     report: DeviceReport,
     output: Path,
     feeds: Mapping[str, Any],
     runs: RegionRunner,
     tell: Callable[[str], None] = lambda step: None,
-) -> Fix:
+) -> FoundChanges:
     """Change what is wrong on a device, and write the file that is the least wrong there, with its recipe.
 
     Each change is tried on the device, on the smallest wrong region. Those that make it right are made in the file, and
@@ -48,15 +48,15 @@ def find_fix(
     """
     with scratch(output.parent) as folder:
         search = _Search(tagged, feeds, runs, report.bound, folder, tell)
-        unchanged = search.fix_wrong(report)
+        unchanged = search.change_wrong(report)
         if not search.report.agrees:
-            search.fix_rounding()
+            search.change_imprecise()
         if search.steps:
             quantize(
                 tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False
             )
         whole, regions = search.report.whole, (RegionCutter(file, feeds).whole() for file in (tagged, search.file))
-        return Fix(
+        return FoundChanges(
             path=str(output) if search.steps else "",
             recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
             steps=search.steps,
@@ -83,7 +83,7 @@ class _Search:
     ) -> None:
         self._tagged, self._feeds, self._runs, self._bound = tagged, feeds, runs, bound
         self._folder, self._tell, self._files = folder, tell, 0
-        self.steps: list[FixStep] = []
+        self.steps: list[FoundChange] = []
         self.file = tagged
         """The file with the changes of the steps."""
 
@@ -92,7 +92,7 @@ class _Search:
         """The steps as a recipe has them."""
         return tuple(map(_rule, self.steps))
 
-    def fix_wrong(self, report: DeviceReport) -> list[str]:
+    def change_wrong(self, report: DeviceReport) -> list[str]:
         """Change wrong regions, round by round; returns the addresses of those that no change makes right."""
         self.report, unchanged = report, list[str]()
         for _ in range(_ROUNDS):
@@ -107,13 +107,13 @@ class _Search:
             self.report = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
         return unchanged
 
-    def fix_rounding(self) -> None:
+    def change_imprecise(self) -> None:
         """Give the fewest modules a more precise type, those first whose error is the largest."""
         opened, level = self._level()
         units = sorted(self._units(opened, level), key=lambda unit: -unit[0])
         for change in _MORE_PRECISE:
             steps = [
-                FixStep(address=call.address, change=change, nodes=names if call in opened else [], before=error)
+                FoundChange(address=call.address, change=change, nodes=names if call in opened else [], before=error)
                 for error, call, names in units
                 if change_nodes(copy_of(self.file.model), change, names)
             ]
@@ -124,7 +124,7 @@ class _Search:
                 self.report = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
                 return
 
-    def _agrees(self, steps: Sequence[FixStep]) -> bool:
+    def _agrees(self, steps: Sequence[FoundChange]) -> bool:
         """Whether the file is within the bound with more steps."""
         self._tell(f"{len(steps)} modules: {CHANGES[steps[0].change]}")
         region = RegionCutter(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
@@ -161,7 +161,7 @@ class _Search:
         quantize(self._tagged.path, path, recipe=Recipe(tuple(rules)), check_runtime=False)
         return read_tagged(path)
 
-    def _first_step(self, culprit: RegionReport, regions: RegionCutter) -> FixStep | None:
+    def _first_step(self, culprit: RegionReport, regions: RegionCutter) -> FoundChange | None:
         """The first change that makes a wrong region right."""
         call = self.file.find(culprit.address or ".")
         names = set(culprit.node_names) or {node.name or "" for node in self.file.nodes_of(call)}
@@ -179,10 +179,10 @@ class _Search:
                 continue
             result = self._runs.run(changed)
             if judge(changed, result, self._runs.device, self._bound)[0] in ("agree", "rounding"):
-                step = FixStep(address=culprit.address, change=change, nodes=chosen, operators=operators)
+                step = FoundChange(address=culprit.address, change=change, nodes=chosen, operators=operators)
                 return msgspec.structs.replace(step, before=culprit.error, after=result.error)
         return None
 
 
-def _rule(step: FixStep) -> Rule:
+def _rule(step: FoundChange) -> Rule:
     return Rule(step.address or ".", step.change, tuple(step.nodes))
