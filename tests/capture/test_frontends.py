@@ -412,6 +412,18 @@ def test_what_python_reads_of_sizes_is_allowed(forward: Forward) -> None:
     assert FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)}).frontend == "torchscript"
 
 
+def pairs_if_even(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x.view(-1, 2, 4).sum(1)
+    except RuntimeError:
+        return x
+
+
+def test_a_caught_error_of_an_operation_is_refused_before_it_ends_the_process() -> None:
+    with pytest.raises(CaptureError, match="the model catches the RuntimeError of an operation"):
+        FRONT_ENDS["torchscript"](Reading(pairs_if_even), {"x": torch.ones(3, 4)})
+
+
 class PadsToStride(nn.Module):
     """Decides by sizes and a buffer that is no entry, into which its initialization wrote, as EnCodec does."""
 

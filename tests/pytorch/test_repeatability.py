@@ -61,6 +61,20 @@ def test_numbers_of_all_generators_are_random() -> None:
         assert [one.kind for one in find_unrepeatable(model, (X,))] == ["random"]
 
 
+@pytest.mark.parametrize("draw", [random.random, pytest.param(np.random.rand, marks=pytest.mark.slow)])
+def test_a_file_with_a_number_that_python_drew_is_compared_with_the_run_that_drew_it(
+    draw: Callable[[], float], tmp_path: Path
+) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1 + draw())
+
+    result = export(Scales(), (X,), tmp_path / "x.onnx", verify=True)
+    assert [one.kind for one in result.unrepeatable] == ["random"]
+    assert result.verified is not None
+    assert result.verified.agrees
+
+
 def test_numbers_without_effect_are_not_random() -> None:
     for model in (Chooses(lambda: 1 + random.random()), nn.Linear(4, 4), nn.Dropout()):
         assert find_unrepeatable(model, (X,)) == []

@@ -269,6 +269,19 @@ def test_a_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert proven(case.build().to(dtype), case.inputs(), tmp_path).agrees
 
 
+class Scaled(nn.Sequential):
+    """Multiplies with a number of Python between two layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self
+        return second(first(x) * 0.238)
+
+
+def test_a_number_that_bfloat16_rounds(tmp_path: Path) -> None:
+    model = Scaled(nn.Linear(4, 4), nn.Linear(4, 4)).bfloat16()
+    assert proven(model, (torch.randn(3, 4).bfloat16(),), tmp_path).agrees
+
+
 class Roots(nn.Module):
     """Divides by a root in one call, of which a file computes the root first, and later computes the root itself."""
 

@@ -198,8 +198,9 @@ class _Traced(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
         args, kwargs = copied(self._arguments, traced)
-        with NoDecisions(self.model, self._fixed):
+        with NoDecisions(self.model, self._fixed) as decisions:
             output = self.model(*args, **kwargs)
+        decisions.check_nothing_caught()
         self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))
         for stand_in, value in self._kept:
             private("set value")(stand_in, value)

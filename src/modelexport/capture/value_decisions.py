@@ -40,6 +40,20 @@ class NoDecisions(TorchFunctionMode):
         self._fixed = fixed
         self._found: dict[tuple[int, str], bool] = {}
         self._of_written = WeakIdKeyDictionary()  # it keeps no tensor alive
+        self._raised: Exception | None = None
+        """The last error of an operation of torch."""
+
+    def check_nothing_caught(self) -> None:
+        """Refuse a model that went on after an operation raised: torch ends the process when it reads such a trace.
+
+        Raises:
+            DecisionError: It did.
+        """
+        if self._raised is not None:
+            raise DecisionError(
+                f"the model catches the {type(self._raised).__name__} of an operation, after which torch.jit.trace "
+                "ends the process; let an if decide instead"
+            ) from self._raised
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -55,7 +69,11 @@ class NoDecisions(TorchFunctionMode):
                         f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value; "
                         f"torch.where decides in the graph"
                     )
-        output = func(*args, **(kwargs or {}))
+        try:
+            output = func(*args, **(kwargs or {}))
+        except (RuntimeError, IndexError) as error:
+            self._raised = error
+            raise
         if func not in _TELL_SIZES and any(map(self._is_written, tensor_leaves((args, kwargs)))):
             self._of_written.update(dict.fromkeys(tensor_leaves(output)))
         return output

@@ -283,6 +283,7 @@ class _Watcher:
             drawn = self._drawn.get((call, array.size))
             if drawn and value is node.outputs[0] and _may_be_drawn(node, drawn[0], array):
                 numbers = drawn.pop(0).reshape(array.shape)
+                numbers = 1 - numbers if _is_compared(node) and _is_mask(numbers) else numbers
                 return numbers.astype(array.dtype) if node.op_type != "Dropout" else _dropped(node, inputs, numbers)
         self.trace.random.add(value)
         return array
@@ -312,8 +313,18 @@ def _may_be_drawn(node: ir.Node, numbers: Any, array: Any) -> bool:
     """Whether a node could have drawn PyTorch's numbers. Files draw some by others, such as a permutation by uniform
     ones.
     """
-    is_mask = bool(np.isin(numbers, (0, 1)).all())
-    return numbers.dtype.kind == array.dtype.kind and (node.op_type in ("Bernoulli", "Dropout")) == is_mask
+    draws_mask = node.op_type in ("Bernoulli", "Dropout")
+    return numbers.dtype.kind == array.dtype.kind and (_is_compared(node) or draws_mask == _is_mask(numbers))
+
+
+def _is_mask(numbers: Any) -> bool:
+    return bool(np.isin(numbers, (0, 1)).all())
+
+
+def _is_compared(node: ir.Node) -> bool:
+    """Whether a node draws uniform numbers that choose what has a larger probability: 0 is always, 1 never chosen."""
+    uses = [(user.op_type, place) for user, place in node.outputs[0].uses()]
+    return node.op_type.startswith("RandomUniform") and {*uses} == {("Less", 0)}
 
 
 def _dropped(node: ir.Node, inputs: Sequence[Any], mask: Any) -> Any:

@@ -19,7 +19,8 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, enclosing_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_trace import REARRANGING, FileTrace
-from modelexport.traces.tolerances import EQUAL_IN_FLOAT64, EQUAL_IN_OWN_TYPES, MOST_NOISE, TIMES_NOISE
+from modelexport.traces.outputs_of_two_files import narrowest_type
+from modelexport.traces.tolerances import EQUAL_IN_FLOAT64, EQUAL_IN_OWN_TYPES, MOST_NOISE, TIMES_NOISE, UNITS
 from modelexport.traces.trace import Content, SeenTensor, Trace
 
 
@@ -39,8 +40,13 @@ class Matches:
     def allowed_error(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
         exact = EQUAL_IN_FLOAT64 if self.reference.is_float64 else EQUAL_IN_OWN_TYPES
-        noise = min(TIMES_NOISE * self.noise.get(value, 0.0), MOST_NOISE)
+        noise = min(TIMES_NOISE * self.noise.get(value, 0.0), self._most_noise)
         return max(exact, self.reference.stored_tolerance if self.trace.replaced else 0.0) + noise
+
+    @cached_property
+    def _most_noise(self) -> float:
+        """The most that noise excuses; a number of Python that a file has in bfloat16 is off by more than in others."""
+        return max(MOST_NOISE, UNITS[narrowest_type(self.tagged.model)])
 
     @cached_property
     def equal_in_order(self) -> Mapping[ir.Value, list[Content]]:

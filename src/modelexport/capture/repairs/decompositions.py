@@ -93,6 +93,11 @@ def random_order(n: int, **options: Any) -> Any:
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
 
 
+def drawn_below(input: Any, p: Any = None, *, generator: Any = None) -> Any:
+    """``bernoulli``, as uniform numbers below a probability: ONNX Runtime's operator gives 1 where they are above."""
+    return (torch.rand_like(input, dtype=torch.float32) < (input if p is None else p)).to(input.dtype)
+
+
 def batch_normalized(
     input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
 ) -> Any:
@@ -183,6 +188,9 @@ def decompositions() -> Decompositions:
         aten.embedding_bag.padding_idx: embedding_bag,
         aten.embedding_bag.default: embedding_bag,
         aten.randperm.default: random_order,
+        aten.bernoulli.default: drawn_below,
+        aten.bernoulli.p: drawn_below,
+        aten.bernoulli.Tensor: drawn_below,
         aten.randn.generator: without_generator(torch.randn),
         aten.rand.generator: without_generator(torch.rand),
         **_overloads(integers.shifted_left, "__lshift__", "bitwise_left_shift"),

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
 from modelexport.capture.repairs import attention, special_functions
+from modelexport.capture.repairs.decompositions import drawn_below
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 from modelexport.capture.repairs.sized_tensors import SIZED
 
@@ -223,6 +224,8 @@ def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli), drawn_below),
+    torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
     **dict.fromkeys((torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), floored_quotient),
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), remainder),
     **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), special_functions.angle),

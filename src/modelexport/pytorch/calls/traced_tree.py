@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -36,7 +38,7 @@ def trace_calls(
     """Run the model once, in evaluation mode and without gradients, and return its calls.
 
     The model's state is restored, also when the run fails: each module's mode and hooks, parameters, buffers,
-    ``requires_grad``, torch's random number generators.
+    ``requires_grad``, random number generators.
 
     Args:
         args: Positional arguments of ``forward``.
@@ -115,6 +117,8 @@ def untouched(
         if masks:
             stack.enter_context(as_exported(model))
         stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
         changed = [] if changed is None else changed
         stack.enter_context(_model_kept(model, changed))
         guard = Guard(tensors, changed) if runs else None

@@ -99,6 +99,8 @@ class _Runs:
         args, kwargs = run_arguments(self._inputs if inputs is None else inputs)  # anew: a run may write into them
         with around or nullcontext():
             torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
             before = _generator_states(self.model)
             outputs = {name: tensor.clone() for name, tensor in output_tensors(self.model(*args, **kwargs))}
             self.drew = _generator_states(self.model) != before
