@@ -178,6 +178,17 @@ def test_random_numbers_that_change_no_output_refuse_no_tie(tmp_path: Path) -> N
     assert (result.check.status, result.check.reason) == ("passed", "equal scores were chosen in another order")
 
 
+class LogarithmOfAll(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.log()
+
+
+def test_nan_in_an_output_is_told_where_the_file_agrees(tmp_path: Path) -> None:
+    result = export(LogarithmOfAll(), (torch.tensor([1.0, -1.0, 2.0]),), tmp_path / "m.onnx", frontend="dynamo")
+    assert result.check is not None
+    assert result.check.reason.startswith("1 of 3 elements of output are NaN in PyTorch and in the file")
+
+
 def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
     factory = tmp_path / "wrong.py"
     factory.write_text(

@@ -38,7 +38,7 @@ class NamedParts:
         """Name of a part to what it runs."""
         from modelexport.packages.named_parts import Part
 
-        named = parsed_pairs("--part", self.part)
+        named = parsed_pairs("--part", self.part, "METHOD")
         if len(named) < len(self.part):
             raise UsageError("two parts have one name: give each --part another")
         for flag, names in (("--state", self.state), ("--fixed", self.fixed)):

@@ -99,8 +99,8 @@ def parsed_sizes(texts: Iterable[str]) -> dict[str, int]:
     return sizes
 
 
-def parsed_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+def parsed_pairs(option: str, texts: Iterable[str], value: str = "VALUE") -> dict[str, str]:
     for text in texts:
         if "=" not in text:
-            raise UsageError(f"{option} {text}: write NAME=VALUE")
+            raise UsageError(f"{option} {text}: write NAME={value}")
     return {name: value for name, _, value in (text.partition("=") for text in texts)}

@@ -345,7 +345,7 @@ def test_inputs_of_a_part_that_does_not_exist_are_refused(tmp_path: Path) -> Non
 COMMANDS = {
     "a state of no part": (["--part", "a=encode", "--state", "b"], "--state b: no --part has this name"),
     "fixed sizes of no part": (["--part", "a=encode", "--fixed", "b"], "--fixed b: no --part has this name"),
-    "a part without a method": (["--part", "a"], "--part a: write NAME=VALUE"),
+    "a part without a method": (["--part", "a"], "--part a: write NAME=METHOD"),
     "a kind as well": (["--part", "a=encode", "--parts", "whole"], "--parts finds parts, and --part names them"),
     "two parts of one name": (["--part", "a=encode", "--part", "a=decode"], "two parts have one name"),
     "a cache of a fixed size": (["--part", "a=encode", "--static-cache", "8"], "are for a model that generates"),
