@@ -18,7 +18,7 @@ from modelexport.exporting.capture_inputs import CaptureInputs
 from modelexport.exporting.export_result import presumption_warning
 from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
-from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames
+from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizesFound, find_sizes
 from modelexport.format import documents
 from modelexport.graph.size_conditions import SizeCondition
@@ -49,6 +49,8 @@ class ExportChecks:
     options: Options
     stages: Stages
     exported: Exported
+    names: RequestedNames | None
+    """The names that a person asked for; ``None`` for a part of a package, which is checked where it runs."""
     restate: Callable[[Sequence[SizeCondition]], documents.Hierarchy]
     """Writes the file once more, with the conditions of sizes that were found to be its own."""
     asks_for_values: bool
@@ -117,14 +119,12 @@ class ExportChecks:
                 wide = example
             pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
             check = self._check_outputs(pair, wide, file)
-            interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
-            runs = options.weights.lent is None or isinstance(interface, RequestedNames)
+            runs = options.weights.lent is None or self.names is not None
             if options.capture.dynamic and runs and check.status == "passed":
-                names = interface if isinstance(interface, RequestedNames) else None
                 pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
                 every = options.checks.sizes
-                sizes = find_sizes(pair, wide, self.exported, names, every=every, example=example)
+                sizes = find_sizes(pair, wide, self.exported, self.names, every=every, example=example)
                 if sizes.to_fix:
                     return check, sizes
                 if sizes.refusal:

@@ -2,7 +2,7 @@
 
 # Annotations are evaluated: the command line reads types from them, and must not import what only Python's need.
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from modelexport.weights import WeightsMode
 if TYPE_CHECKING:
     from modelexport.capture.exported_graph import Exported
     from modelexport.exporting.front_end_choice import Attempt
+    from modelexport.exporting.requested_names import RequestedNames
     from modelexport.format import documents
     from modelexport.graph.size_conditions import SizeCondition
     from modelexport.weights.bytes_of_entries import Weights
@@ -49,10 +50,10 @@ class CaptureOptions:
         metavar="NAME",
     )
     reuse: bool = option(True, "Process equal layers separately: the same file, but slower.")
-    interface: "Callable[[Exported], Exported] | None" = option(
+    interface: "RequestedNames | None" = option(
         None,
-        "Names the inputs, outputs and dynamic axes of the captured graph, with ``dynamic=True``: a ``RequestedNames`` "
-        "of ``modelexport.exporting.requested_names``; by default as the front end does.",
+        "Names of inputs, outputs and, with ``dynamic=True``, of axes: a ``RequestedNames`` of "
+        "``modelexport.exporting.requested_names``; by default those of the front end.",
         only_python=True,
     )
 

@@ -101,9 +101,9 @@ def export_with(
     *,
     name: str | None = None,
     remarks: Sequence[str] = (),
-    one_row: steps.OneRow | None = None,
+    part: steps.AsPart | None = None,
 ) -> ExportResult:
-    """Export a model with all options in one value, as :func:`export` does; ``one_row`` is of a part of a package."""
+    """Export a model with all options in one value, as :func:`export` does, or as a part of a package."""
     options.check_together()
     check_writable(path)
     if options.tags.dag_dir is not None:
@@ -111,10 +111,10 @@ def export_with(
     with stages("repeat"):
         given: Inputs = arguments_of(inputs)
         prepared = prepare_inputs(model, given, options.capture.constants)
-        if isinstance(options.capture.interface, RequestedNames):
+        if options.capture.interface is not None:
             options.capture.interface.check_named_axes(arguments_by_name(model, prepared.inputs))
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
-    job = _Job(model, given, prepared, path, name, options, stages, unrepeatable, remarks, one_row)
+    job = _Job(model, given, prepared, path, name, options, stages, unrepeatable, remarks, part)
     result = first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
     for line in (*result.limits, *result.notes):
         warn_caller(line, LimitedFileWarning)
@@ -135,7 +135,12 @@ class _Job:
     stages: Stages
     unrepeatable: Sequence[Unrepeatable]
     remarks: Sequence[str]
-    one_row: steps.OneRow | None
+    part: steps.AsPart | None
+
+    @property
+    def names(self) -> RequestedNames | None:
+        """The names that a person asked for; ``None`` for a part of a package, whose kind names its values."""
+        return (self.options.capture.interface or AS_CAPTURED) if self.part is None else None
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
         """Export with a front end, again while axes turn out to be fixed. The files are moved into place at the end."""
@@ -159,9 +164,10 @@ class _Job:
 
     def _for_capture(self, ones: Collection[Axis]) -> CaptureInputs:
         """The inputs of the capture, whose axes have another size than one where that can be dynamic."""
-        capture, names = self.options.capture, self.options.capture.interface
-        if not capture.dynamic or not (names is None or isinstance(names, RequestedNames)):
-            checked = self.prepared if self.one_row is None else prepare_inputs(self.model, self.one_row.inputs)
+        capture = self.options.capture
+        if not capture.dynamic or self.part is not None:
+            row = self.part.one_row if self.part is not None else None
+            checked = self.prepared if row is None else prepare_inputs(self.model, row)
             return CaptureInputs(checked.inputs, self.prepared.inputs)
         kept = kept_tensors(self.model, self.inputs, tuple(self.prepared.constants))
         has_weights = self.options.weights.lent is None
@@ -171,9 +177,7 @@ class _Job:
 
     def _names_one_of(self, axes: Collection[tuple[str, int]]) -> bool:
         """Whether a person named an axis, which has to be dynamic then."""
-        names = self.options.capture.interface
-        if not isinstance(names, RequestedNames):
-            return False
+        names = self.names or AS_CAPTURED
         return any(axis < len(names.leading) for _, axis in axes) or bool({*axes} & {*names.axes})
 
     def _export_by(
@@ -205,7 +209,7 @@ class _Job:
                 *exported.messages,
                 *(steps.optimize_exported(exported, before) if options.graph.optimized else ()),
             ]
-            fused = steps.fuse(exported, before, tree, options.graph, self.one_row)
+            fused = steps.fuse(exported, before, tree, options.graph, self.part)
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags, fused)
         with checked_and_replaced(check=False) as replacement:
@@ -222,6 +226,7 @@ class _Job:
                 options,
                 stages,
                 exported,
+                self.names,
                 written.write,
                 exported.answered or any(attempt.asks_for_values for attempt in attempts),
             )
@@ -262,7 +267,7 @@ class _Job:
     def _named(self, exported: Exported, inputs: Inputs) -> Exported:
         """The capture with the names that were asked for, and names for all other dynamic axes."""
         symbols = captured_symbols(exported)
-        exported = (self.options.capture.interface or AS_CAPTURED)(exported)
+        exported = (self.names or AS_CAPTURED)(exported) if self.part is None else self.part.name_values(exported)
         if not symbols:
             return exported
         shapes = {name: tuple(t.shape) for name, t in input_tensors(self.model, *run_arguments(inputs))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,13 +59,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OneRow:
-    """A graph that, once it is fused, takes several new tokens after a cache for a batch of one row only."""
+class AsPart:
+    """How a graph is exported that becomes a part of a package."""
 
-    batch: str
+    name_values: Callable[[Exported], Exported]
+    """Gives its inputs, outputs and axes the names that runtimes expect."""
+    one_row: Mapping[str, Any] | None = None
+    """Inputs of one row, with which the file is checked, if its graph, once it is fused, takes several new tokens after
+    a cache for a batch of one row only."""
+    batch: str = ""
     """The symbol of the batch."""
-    inputs: Mapping[str, Any]
-    """Inputs of one row, which the file is checked with."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
 
 
 def fuse(
-    exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: GraphOptions, one_row: OneRow | None
+    exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: GraphOptions, part: AsPart | None
 ) -> Fused | None:
     """Fuse an optimized graph in place, and assign every node its owner."""
     if wanted.fuse is None:
@@ -147,7 +150,7 @@ def fuse(
     graph = exported.model
     nodes = sum(1 for _ in all_nodes(graph))
     present = derive_owners(before.source, graph)
-    now = fuse_graph(graph, wanted.fuse, row=one_row.batch if one_row is not None else None)
+    now = fuse_graph(graph, wanted.fuse, row=part.batch if part is not None and part.one_row is not None else None)
     values = {name: now[value.name] for name, value in present.items() if value.name and value.name in now}
     return Fused(
         values,

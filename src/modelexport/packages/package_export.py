@@ -19,7 +19,7 @@ from modelexport.errors import CaptureError, CheckError, ModelExportError, Usage
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Options, PackageOptions
 from modelexport.exporting.pipeline import export_with
-from modelexport.exporting.steps import OneRow
+from modelexport.exporting.steps import AsPart
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
@@ -245,17 +245,21 @@ def _export_each(
         # A part without an argument that another part has keeps no constant for it.
         own = [input_name for input_name in constants if input_name in part.inputs or input_name not in taken]
         keywords: dict[str, Any] = {
-            "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else kind.name_values,
+            "interface": None,
             "constants": [*own, *part.constants],
             "dynamic": part.dynamic and not part.constants,  # what depends on the values of constants has their sizes
             "weights": "link",
             "source": shared[part.name],
         }
-        one_row = OneRow(BATCH, part.row) if options.graph.fuse is not None and part.row is not None else None
+        as_part = AsPart(
+            partial(name_axes_of_part, axes=part.axes) if part.axes else kind.name_values,
+            part.row if options.graph.fuse is not None else None,
+            BATCH,
+        )
         linked = replace(options, package=PackageOptions()).replaced_by(keywords)
         try:
             results[part.name] = export_with(
-                part.model, part.inputs, folder / part.path, linked, own_stages, name=name, one_row=one_row
+                part.model, part.inputs, folder / part.path, linked, own_stages, name=name, part=as_part
             )
         except (CaptureError, CheckError) as error:
             if not part.optional:
