@@ -46,6 +46,12 @@ def test_files_with_texts_are_counted_compared_changed_and_written(constant: boo
         assert done.returncode == 0, (command, done.stderr)
 
 
+def test_operators_compute_with_texts_that_are_stored(tmp_path: Path) -> None:
+    graph = 'g (string[2] x) => (string[2] y) <string[1] end = {"!"}> { y = StringConcat (x, end) }'
+    done = run("values", written(tmp_path / "m.onnx", graph, opset=20))
+    assert done.returncode == 0, done.stderr
+
+
 def test_texts_that_differ_are_found(tmp_path: Path) -> None:
     first, second = labeled(tmp_path / "a.onnx", constant=True), tmp_path / "b.onnx"
     model = onnx.load(first)

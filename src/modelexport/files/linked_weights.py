@@ -91,7 +91,14 @@ class LinkedAttribute(ir.LazyTensor):
 
 
 class TextTensor(ir.StringTensor):
-    """A tensor of texts that has bytes, by which tensors of any type are compared."""
+    """A tensor of texts whose array has texts, with which operators compute, and that has bytes, by which tensors of
+    any type are compared.
+    """
+
+    def numpy(self) -> np.ndarray:
+        """The texts."""
+        texts = [text.decode() for text in self.string_data()]
+        return np.array(texts, object).reshape(self.shape.numpy())
 
     def tobytes(self) -> bytes:
         """The texts, each after its length."""
