@@ -30,6 +30,8 @@ CALL_DEPTH = 200
 """Nesting depth of calls, and of the modules in the name of a parameter."""
 MOST_AXES = 64
 """Axes of a tensor: NumPy and PyTorch have no more."""
+LONGEST_ROW = 1_000_000
+"""Numbers of a tensor with one axis whose values onnx's shape inference follows, with 150 bytes for each."""
 FORMULA_TERMS = 1000
 """Numbers, names and operators of a formula of sizes; a longer one is computed with tensors."""
 TESTED_ELEMENTS = 2**29

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from modelexport.core.limits import LONGEST_ROW
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
@@ -65,4 +67,14 @@ def infer_shapes(model: ir.Model) -> None:
     A declared shape that contradicts what its node computes, which runtimes accept, spoils that node's results alone.
     """
     with suppress(ir.serde.SerdeError):
-        passes.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(model)
+        computed = (value for node in all_nodes(model) for value in node.outputs)
+        if not has_long_row(value.shape for value in computed if value.shape is not None):
+            passes.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+
+
+def has_long_row(shapes: Iterable[Sequence[object] | ir.Shape]) -> bool:
+    """Whether a tensor with one axis is too long for onnx's propagation of data, which takes it for a shape and makes
+    an object of each of its numbers where it is added or multiplied.
+    """
+    return any(len(shape) == 1 and isinstance(shape[0], int) and shape[0] > LONGEST_ROW for shape in shapes)

@@ -26,6 +26,7 @@ from modelexport.files.protobuf_reading import serialized_graphs
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.bound_tensors import bind_tensors, detach_tensors
 from modelexport.graph.copies import copy_of
+from modelexport.graph.missing_types import has_long_row
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_symbols import rename_sizes
 
@@ -205,9 +206,16 @@ def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.D
     """What onnx's shape inference finds: name, element type and shape of values, with the given sizes."""
     inferred = _small(model, sizes)
     with contextlib.suppress(onnx.shape_inference.InferenceError):  # of a file that contradicts itself
-        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(inferred)
+        if not has_long_row(shape for _, _, shape in _known_shapes(inferred)):
+            inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+    return _known_shapes(inferred)
+
+
+def _known_shapes(model: onnx.ModelProto) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
+    """Name, element type and shape of each value of a model whose sizes are known."""
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
-    for info in (info for graph in serialized_graphs(inferred) for info in (*graph.value_info, *graph.output)):
+    for info in (info for graph in serialized_graphs(model) for info in (*graph.value_info, *graph.output)):
         tensor = info.type.tensor_type
         if tensor.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]

@@ -148,6 +148,9 @@ SMALL_AND_ENDLESS: dict[str, tuple[list[Any], dict[str, Any], Any]] = {
     "a node with a name of 10,000 parts": ([node("Relu", ["in"], ["out"], name=f"{DEEP}Relu")], {}, (2, 3)),
     "a value with a name of 10,000 parts": (
         [node("Relu", ["in"], [f"{DEEP}Relu_output_0"]), node("Relu", [f"{DEEP}Relu_output_0"], ["out"])], {}, (2, 3)),
+    "a long signal": (
+        [node("Add", ["in", "in"], ["a"]), *(node("Mul", ["a", "a"], ["a" * n]) for n in range(2, 9)),
+         node("Relu", ["aa"], ["out"])], {}, (5_000_000,)),
 }  # fmt: skip
 
 
