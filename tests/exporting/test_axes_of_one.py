@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,15 @@ def test_a_file_of_one_row_is_right_for_others_or_takes_no_others(
         x = torch.rand(count, 3, 4)
         assert np.allclose(session.run(None, {"x": x.numpy()})[0], model(x).detach().numpy(), atol=1e-5)
     assert isinstance(rows, str) or [(one.axis, one.size) for one in result.fixed] == [(0, 1)]
+
+
+@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_reason_of_a_fixed_axis_is_the_line_and_not_the_size_of_the_capture(named: bool, tmp_path: Path) -> None:
+    x = torch.rand(1, 3, 4)
+    inputs = {"x": x} if named else (x,)
+    result = export(Computes(class_token), inputs, tmp_path / "x.onnx", frontend="dynamo", dynamic=True)
+    (fixed,) = result.fixed
+    assert re.match(r"test_axes_of_one.py:\d+ decides by it", fixed.reason)
 
 
 def test_what_needs_no_condition_stays_dynamic(tmp_path: Path) -> None:

@@ -40,21 +40,18 @@ class CaptureInputs:
         model = exported.model
         self._names = inputs_of_file(self.example, model)
         lines = {item.formula: item for item in exported.conditions if item.where}
-        axes = {
-            axis: lines.get(f"{self._symbol(exported, axis)} == {self.wide[axis]}")
-            for axis in axes_that_exclude(self.example, model, self.wide)
-        }
+        axes = dict[Axis, str]()
+        for axis in axes_that_exclude(self.example, model, self.wide):
+            line = lines.get(f"{self._symbol(exported, axis)} == {self.wide[axis]}")  # a size that nobody gave
+            axes[axis] = f"{line.where} decides by it: `{line.source}`" if line else "the capture makes it a constant"
         if unchecked:
             sizes, symbols = symbol_sizes(self.example, model), symbols_by_input(model)
             for condition in broken(exported.unchecked_conditions, sizes):
                 for name, number in self.wide:
                     known = symbols.get(self._names.get(name, ""), [])
                     if number < len(known) and known[number] in condition.symbols:
-                        axes[name, number] = condition
-        return [
-            self._fixed(axis, stated_with_line(line) if line else "the capture makes it a constant")
-            for axis, line in axes.items()
-        ]
+                        axes[name, number] = stated_with_line(condition)
+        return [self._fixed(axis, reason) for axis, reason in axes.items()]
 
     @property
     def axes_of_file(self) -> frozenset[Axis]:
@@ -62,7 +59,8 @@ class CaptureInputs:
         return frozenset((self._names.get(name, name), number) for name, number in self.wide)
 
     def _symbol(self, exported: Exported, axis: Axis) -> str:
-        spec = next((one for one in exported.calls.calls[0].inputs if one.name == axis[0]), None)
+        name = self._names.get(axis[0], axis[0])
+        spec = next((one for one in exported.calls.calls[0].inputs if one.name == name), None)
         return str(spec.shape[axis[1]]) if spec is not None and axis[1] < len(spec.shape) else ""
 
     def _fixed(self, axis: Axis, reason: str) -> FixedAxis:
