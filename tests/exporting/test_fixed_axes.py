@@ -130,3 +130,15 @@ def test_axes_that_a_capture_makes_constants_are_listed(tmp_path: Path) -> None:
         {("square", 1), ("smaller", 0)},
         {("counted", 0)},
     ]
+
+
+class ScalesSome(nn.Module):
+    """Looks a length up in a set, which no trace records."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (2.0 if x.shape[1] in {3, 4, 6} else 1.0)
+
+
+def test_an_axis_whose_neighboring_sizes_are_wrong_is_fixed_and_has_no_condition(tmp_path: Path) -> None:
+    result = export(ScalesSome(), (torch.rand(2, 5),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert ([(axis.axis, axis.size) for axis in result.fixed], [*result.valid_if]) == ([(1, 5)], [])

@@ -14,7 +14,7 @@ from itertools import chain, combinations, islice, product
 from modelexport.exporting.fixed_axes import Run, Tried
 from modelexport.exporting.settled_conditions import EQUAL
 from modelexport.graph.size_bounds import bounds_of
-from modelexport.graph.size_conditions import SizeCondition, broken, fitting, limits_of, next_odd
+from modelexport.graph.size_conditions import SizeCondition, broken, fitting, limits_of, next_odd, sizes_within
 from modelexport.pytorch.inputs.covering_sizes import RELATIONS, CoveringSizes, related, relation
 
 Sizes = Mapping[str, int]
@@ -162,7 +162,8 @@ class UnrecordedDecisions:
         if not any(alike.values()):
             return None
         formula = bounds_of({size: True, **alike}, size, lambda value: status(value) != "differ").format(symbol)
-        return SizeCondition(formula) if formula else None
+        condition = SizeCondition(formula)
+        return condition if formula and sizes_within([condition], self.sizes, symbol) else None
 
     def _order_of(
         self, first: str, second: str, other: Sizes, conditions: Collection[SizeCondition]
