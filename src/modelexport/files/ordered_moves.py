@@ -153,8 +153,9 @@ def order_of(file: Path) -> Order:
 def restore(folder: Path) -> None:
     """Put back what a killed run moved out of the way, if it was killed before all of its models were in place.
 
-    A file that is there is replaced only if the killed run moved it there: another one was written since. A package is
-    not restored: its manifest says that the run was killed, and readers refuse it.
+    A file that is there is replaced only if the killed run moved it there: another one was written since, and what
+    would follow does not belong to it. A package is not restored: its manifest says that the run was killed, and
+    readers refuse it.
 
     Args:
         folder: The folder of the run's temporary files.
@@ -165,9 +166,12 @@ def restore(folder: Path) -> None:
     for backup in sorted(files_in(folder / "before"), key=order_of):  # weights before the model that needs them
         mark, *name = backup.relative_to(folder / "before").parts
         target = folder.parent / Path(*name)
-        is_free = not os.path.lexists(target) or mark.partition(" ")[2] == _identity(target)
-        if is_free and target.parent.resolve().is_relative_to(folder.parent.resolve()):  # a link may lead elsewhere
+        if not target.parent.resolve().is_relative_to(folder.parent.resolve()):  # a link may lead elsewhere
+            continue
+        if not os.path.lexists(target) or mark.partition(" ")[2] == _identity(target):
             backup.replace(target)
+        elif not target.samefile(backup):
+            return
 
 
 def _identity(file: Path) -> str:
