@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.nn import functional
 
 from modelexport import export
 from modelexport.capture.traced_size_conditions import size_conditions_of_trace
+from modelexport.errors import LimitedFileWarning
+from modelexport.graph.size_conditions import SizeCondition
 
 
 def pad_shorter(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -99,13 +102,44 @@ def test_a_comparison_is_recorded_after_what_needs_a_number(use: Callable[[torch
     assert conditions_of_trace(forward) == ["m + 12 >= n"]
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(int, id="int"),
+        pytest.param(math.sqrt, id="root"),
+        pytest.param(str, id="text"),
+        pytest.param(range, id="range"),
+        pytest.param(lambda n: [0] * n, id="list"),
+        pytest.param({13: 1}.get, id="key"),
+        pytest.param(lambda n: {True: 1}[type(n) is int], id="type"),
+    ],
+)
+def test_a_length_that_is_made_a_plain_number_is_noted(use: Callable[[Any], object]) -> None:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        use(len(x))
+        return x.sum(0) + y.sum(0)
+
+    assert "n" in {symbol for one in recorded_of_trace(forward) if one.makes_number for symbol in one.symbols}
+
+
+def test_a_file_is_not_said_to_be_right_where_a_length_was_made_a_plain_number(tmp_path: Path) -> None:
+    """No size that is tried is above 40."""
+    model = Compares(decided(lambda n, m: int(n) > 40)).eval()
+    with pytest.warns(LimitedFileWarning, match=r"x_axis_0; .*what it decides by them from there on is not recorded"):
+        inputs = torch.rand(5, 4), torch.rand(3, 4)
+        export(model, inputs, tmp_path / "x.onnx", frontend="torchscript", dynamic=True, documents=False)
+
+
 def conditions_of_trace(function: Callable[..., torch.Tensor]) -> list[str]:
+    return [one.formula for one in recorded_of_trace(function) if one.in_model and not one.makes_number]
+
+
+def recorded_of_trace(function: Callable[..., torch.Tensor]) -> Sequence[SizeCondition]:
     graph = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["": 18]> g (float[n, 4] x, float[m, 4] y) => (float[n, 4] z) {z = Relu(x)}'
     )
     inputs = {"x": torch.rand(5, 4), "y": torch.rand(5, 4)}
-    recorded = size_conditions_of_trace(Compares(function), inputs, graph)
-    return [one.formula for one in recorded if one.in_model]
+    return size_conditions_of_trace(Compares(function), inputs, graph)
 
 
 def decided(holds: Callable[[int, int], bool]) -> Callable[..., torch.Tensor]:

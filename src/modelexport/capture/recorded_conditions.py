@@ -8,7 +8,9 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 from sympy import And, Eq
@@ -17,15 +19,15 @@ from modelexport.capture.failure_hints import is_of_exporter
 from modelexport.capture.patches import private, usable
 from modelexport.core.text import name_of_code
 from modelexport.graph.size_conditions import SizeCondition, simplified
-from modelexport.pytorch.runs.questions_of_values import frames_of_model
+from modelexport.pytorch.runs.questions_of_values import frames_of_model, is_of_model
 
 
 class RecordedConditions:
     """Notes what a capture records of sizes, with the line of the model that runs."""
 
     def __init__(self) -> None:
-        self._guards: list[tuple[Any, Any, tuple[str, int], bool]] = []
-        """The ``ShapeEnv``, what holds, the file and line, and whether the model's own code compares."""
+        self._guards: list[tuple[Any, Any, tuple[str, int], bool, bool]] = []
+        """The ``ShapeEnv``, what holds, the file and line, whether the model's own code compares, or makes a number."""
 
     def exporting(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.export.export``, at which the notes of an earlier attempt end."""
@@ -41,15 +43,27 @@ class RecordedConditions:
 
         def log_guard(env: Any, prefix: str, g: Any, forcing_spec: bool) -> None:
             if "suppressed" not in prefix:
-                frame = caller = sys._getframe(1)
-                while caller.f_back is not None and caller.f_globals.get("__name__") in _COMPARE:
-                    caller = caller.f_back
-                model = next(frames_of_model(frame), None)
-                line = (model.f_code.co_filename, model.f_lineno) if model is not None else _interpreted_line()
-                self._guards.append((env, g, line, caller is model))
+                self._guards.append((env, g, *_asking(sys._getframe(1)), False))
             log(env, prefix, g, forcing_spec)
 
         return log_guard
+
+    def note_number(self, size: Any) -> bool:
+        """Note that the model's own code makes a plain number of a symbolic size; False if it is code of torch."""
+        line, in_model = _asking(sys._getframe(1))
+        if is_noted := in_model and size.node.hint is not None:
+            self._note_number(size, line)
+        return is_noted
+
+    def note_end(self, error: Exception, sizes: Iterable[Any]) -> None:
+        """Note that a run ended in the model's own code, which needs plain numbers in place of symbolic sizes."""
+        frames = traceback.walk_tb(error.__traceback__)
+        *_, (frame, line) = (each for each in frames if each[0].f_globals.get("__name__") not in _COMPARE)
+        for size in sizes if is_of_model(frame) else ():
+            self._note_number(size, (frame.f_code.co_filename, line))
+
+    def _note_number(self, size: Any, line: tuple[str, int]) -> None:
+        self._guards.append((size.node.shape_env, Eq(size.node.expr, size.node.hint), line, True, True))
 
     def conditions(self) -> tuple[SizeCondition, ...]:
         """The conditions, in the symbols of the capture."""
@@ -57,8 +71,8 @@ class RecordedConditions:
 
     def _recorded(self) -> Iterator[SizeCondition]:
         printer = private("formulas")()
-        for env, guard, (file, number), in_model in self._guards:
-            expression = guard.xreplace(env.replacements)
+        for env, guard, (file, number), in_model, makes_number in self._guards:
+            expression = guard if makes_number else guard.xreplace(env.replacements)  # torch may fix the size later
             where, source = line_of_code(file, number)
             for part in expression.args if isinstance(expression, And) else [expression]:
                 if part.free_symbols:
@@ -68,7 +82,17 @@ class RecordedConditions:
                         printer.doprint(_without_factors(part)),
                     )
                     formula = formula.replace("torch.sym_float(", "float(").replace("torch._sym_sqrt(", "math.sqrt(")
-                    yield SizeCondition(formula, where, source, in_model)
+                    yield SizeCondition(formula, where, source, in_model, makes_number)
+
+
+def _asking(frame: FrameType) -> tuple[tuple[str, int], bool]:
+    """The file and line of the model that runs in a frame, and whether it asks for the size itself, not by torch."""
+    caller = frame
+    while caller.f_back is not None and caller.f_globals.get("__name__") in _COMPARE:
+        caller = caller.f_back
+    model = next(frames_of_model(frame), None)
+    line = (model.f_code.co_filename, model.f_lineno) if model is not None else _interpreted_line()
+    return line, caller is model
 
 
 def _without_factors(condition: Any) -> Any:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from functools import partial, partialmethod
 from types import FrameType
 from typing import Any
 
@@ -46,7 +47,7 @@ def size_conditions_of_trace(model: nn.Module, inputs: Inputs, graph: ir.Model) 
         graph: The traced graph.
     """
     recorded = _with_implied(model, inputs, graph)
-    known = [condition for condition in recorded if condition.in_model]
+    known = [condition for condition in recorded if condition.in_model and not condition.makes_number]
     return simplified([*recorded, *_by_instructions(model, inputs, graph, known)])
 
 
@@ -57,7 +58,8 @@ def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[Siz
     """
     sizes, found = symbol_sizes(inputs, graph), [*_by_symbols(model, inputs, graph)]
     for condition in found:  # which grows
-        other = next(iter(sizes_against(condition, sizes)), None) if condition.in_model else None
+        decides = condition.in_model and not condition.makes_number
+        other = next(iter(sizes_against(condition, sizes)), None) if decides else None
         if other is None or too_large(inputs, graph, other):
             continue
         beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
@@ -94,6 +96,7 @@ def _by_symbols(
         for size, symbol in zip(sizes, tensor.shape, strict=False):
             if size is not None and not isinstance(symbol, int):
                 symbols[str(symbol)] = size
+                dynamic.append(symbol)
         return tensor
 
     def length(of: Any, builtin: Callable[[Any], int] = len) -> Any:
@@ -103,22 +106,35 @@ def _by_symbols(
         lengths.append(of.shape[0])
         return _number(lengths[-1]) if lengths_are_numbers else lengths[-1]
 
-    failed, lengths = True, list[Any]()
-    with contextlib.suppress(Exception), untouched(model, runs=False), torch.no_grad(), contextlib.ExitStack() as stack:
-        args, kwargs = run_arguments(tree_map(symbolic, inputs))
-        stack.enter_context(replaced({"guards": recorded.logging}))
-        stack.enter_context(attribute_set(builtins, "len", length))
-        quotient_and_rest = attribute_set(torch.SymInt, "__divmod__", lambda *of: (of[0] // of[1], of[0] % of[1]))
-        stack.enter_context(quotient_and_rest)
-        for kind in (torch.SymInt, torch.SymFloat):
-            stack.enter_context(attribute_set(kind, "__format__", lambda size, spec: format(size.node.hint, spec)))
-        with fake:
-            model(*args, **kwargs)
-        failed = False
+    def plain(size: Any, name: str, convert: Callable[..., Any], *spec: str) -> Any:
+        """What a method makes of the number of the example, to which torch would make the size equal from then on."""
+        noted = recorded.note_number(size)
+        return getattr(size.node.hint, name)(*spec) if noted or spec else convert(size)
+
+    failed, lengths, dynamic = False, list[Any](), list[Any]()
+    try:
+        with untouched(model, runs=False), torch.no_grad(), contextlib.ExitStack() as stack:
+            args, kwargs = run_arguments(tree_map(symbolic, inputs))
+            stack.enter_context(replaced({"guards": recorded.logging}))
+            stack.enter_context(attribute_set(builtins, "len", length))
+            quotient_and_rest = attribute_set(torch.SymInt, "__divmod__", lambda *of: (of[0] // of[1], of[0] % of[1]))
+            stack.enter_context(quotient_and_rest)
+            for kind, name in itertools.product((torch.SymInt, torch.SymFloat), _TO_NUMBERS):
+                if convert := getattr(kind, name, None):
+                    stack.enter_context(attribute_set(kind, name, partialmethod(plain, name, convert)))
+            with fake:
+                model(*args, **kwargs)
+    except Exception as error:  # of the model, and of operations that do not take symbols
+        failed = True
+        recorded.note_end(error, dynamic)
     equal = [SizeCondition(f"{symbol} == {other}") for symbol, other in env.replacements.items()]
     again = failed and lengths and not lengths_are_numbers
     more = _by_symbols(model, inputs, graph, lengths_are_numbers=True) if again else ()
     return (*renamed([*recorded.conditions(), *equal], symbols), *more)
+
+
+_TO_NUMBERS = ("__int__", "__index__", "__float__", "__repr__", "__format__")
+"""The methods by which Python makes a plain number, or a text, of a symbolic one."""
 
 
 class _Number(int):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from modelexport.exporting.front_end_choice import Attempt
 from modelexport.exporting.output_checks import FileCheck
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
-from modelexport.graph.size_conditions import conditions_in_words, stated_with_line
+from modelexport.graph.size_conditions import SizeCondition, conditions_in_words, stated_with_line
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree_display import TreeRow
 from modelexport.weights.linked_copied_embedded import WeightsSummary
@@ -130,6 +130,26 @@ def presumption_warning(lines: Sequence[str]) -> str:
         f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "
         "something is: verify it on inputs for which nothing is"
     )
+
+
+def notes_on_numbers(recorded: Iterable[SizeCondition], stated: Iterable[documents.ValidIf]) -> Iterator[str]:
+    """What is not known of a file whose model makes plain numbers of sizes, a line for each line of its code.
+
+    Args:
+        recorded: The conditions of its dynamic axes.
+        stated: Those that the file states.
+    """
+    axes: dict[str, dict[str, None]] = {}
+    formulas = {condition.formula for condition in stated}
+    for condition in recorded:
+        if condition.makes_number and condition.formula not in formulas:
+            line = f"{condition.where}: `{condition.source}`"
+            axes.setdefault(line, {}).update(dict.fromkeys(condition.symbols))
+    for line, symbols in axes.items():
+        yield (
+            f"the model needs sizes as plain numbers ({', '.join(symbols)}; {line}): what it decides by them from "
+            "there on is not recorded, and was tried with a few sizes only; compare both at the sizes that you use"
+        )
 
 
 def note_on_rank(output: str) -> str:

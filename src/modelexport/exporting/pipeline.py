@@ -22,7 +22,7 @@ from modelexport.exporting import steps
 from modelexport.exporting.automatic_axis_names import captured_symbols, name_unnamed_axes
 from modelexport.exporting.capture_inputs import CaptureInputs
 from modelexport.exporting.export_checks import ExportChecks
-from modelexport.exporting.export_result import ExportResult, note_on_rank
+from modelexport.exporting.export_result import ExportResult, note_on_rank, notes_on_numbers
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.front_end_choice import Attempt, first_that_passes
@@ -250,7 +250,11 @@ class _Job:
                 attempts=attempts,
                 functions=functions,
                 weights=weights,
-                notes=[*self.prepared.notes, *map(note_on_rank, tagged.outputs_of_any_rank)],
+                notes=[
+                    *self.prepared.notes,
+                    *map(note_on_rank, tagged.outputs_of_any_rank),
+                    *notes_on_numbers(exported.unchecked_conditions, hierarchy.settings.valid_if),
+                ],
                 added=self.prepared.added,
                 remarks=self.remarks,
                 messages=messages,

@@ -61,6 +61,7 @@ def settle_conditions(
     ]
     ones = [SizeCondition(f"{symbol} > 1") for symbol in changeable]
     pending = [candidate for candidate in simplified([*asked, *ones]) if candidate.holds(sizes)]
+    pending.sort(key=lambda candidate: candidate.makes_number)  # what is known of a size is more than its number
     settling = _Settling(sizes, changeable, run, pending)
     settling.find_base()
     settling.drop_most_by_one_run()

@@ -33,6 +33,8 @@ class SizeCondition(ValidIf, frozen=True):
 
     in_model: bool = False
     """Whether the model's own code compares sizes, and not code of torch that the line calls."""
+    makes_number: bool = False
+    """Whether the line makes a plain number of a size, ``int(len(x))``: what is decided by that is not recorded."""
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -99,7 +101,9 @@ def simplified(conditions: Collection[SizeCondition]) -> tuple[SizeCondition, ..
     by_formula: dict[str, SizeCondition] = {}
     for condition in conditions:
         formula = _as_written(_simplest(condition))
-        if formula and (formula not in by_formula or (condition.in_model and not by_formula[formula].in_model)):
+        known = by_formula.get(formula)
+        more = known is None or (condition.makes_number, condition.in_model) > (known.makes_number, known.in_model)
+        if formula and more:
             by_formula[formula] = msgspec.structs.replace(condition, formula=formula)
     return tuple(by_formula.values())
 

@@ -24,7 +24,7 @@ Site = tuple[tuple[str, int], ...]
 """A place in the code of a model, and where it was called from: files and positions of instructions."""
 
 
-_CALL_MODELS = {"torch", "modelexport", *sys.stdlib_module_names}
+_CALL_MODELS = {"torch", "sympy", "modelexport", *sys.stdlib_module_names}
 _EXPORTERS = "transformers.exporters."
 """Modules that are between those who export a model and the model."""
 
