@@ -95,6 +95,17 @@ def test_buffers_of_the_model_are_put_back_between_the_runs() -> None:
     assert model.get_buffer("steps") == 0
 
 
+def test_a_model_that_counts_its_runs_does_not_compute_otherwise_with_a_mask() -> None:
+    class Counts(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.runs += 1
+            return x * self.runs
+
+    assert [one.kind for one in find_unrepeatable(Counts(), (X,))] == ["random"]
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_fused_encoder_is_told_of_with_a_mask_that_hides_nothing_too(padded: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
