@@ -110,8 +110,12 @@ class _Own:
         self.operators: Counter[str] = Counter()
         self.attributes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.constants: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.parameters: dict[str, str] = {}
+        self.parameters: dict[str, tuple[int, str]] = {}
         self.source_module: str | None = None
+
+    def held_as(self) -> dict[str, str]:
+        """Keys of the ``state_dict`` to how the largest initializer of each is stored."""
+        return {key: text for key, (_, text) in self.parameters.items()}
 
 
 class _Side:
@@ -138,7 +142,11 @@ class _Side:
         except FileFormatError as error:
             raise FileFormatError(f"{tagged.path}: {error}") from error
         self.calls = {traced.call: _Own() for traced in tagged.calls}
-        how_held = {value: _how_held(value, plan) for value, plan in self.held.items()}
+        how_held = {
+            value: (tensor.size, _how_held(value, self.held[value]))
+            for value, tensor in self.stored
+            if value in self.held
+        }
         constants = {value: _constant(tensor) for value, tensor in self.stored if value not in self.held}
         for node in self.nodes:
             owner = owner_of(node)
@@ -150,9 +158,9 @@ class _Side:
             taken = (f"{i}: {constants[value]}" for i, value in enumerate(node.inputs) if value in constants)
             facts.constants[operator]["; ".join(taken)] += 1
             facts.source_module = tagged.call_tags.source_tag(owner.call)
-            for value in node.inputs:
-                if value in self.held:
-                    facts.parameters.update(dict.fromkeys(self.held[value].keys, how_held[value]))
+            for value in filter(how_held.__contains__, node.inputs):
+                for key in self.held[value].keys:  # the numbers, rather than their scales and zero points
+                    facts.parameters[key] = max(how_held[value], facts.parameters.get(key, (0, "")))
 
     def facts(self, notes: list[str]) -> FileFacts:
         tagged, model = self.tagged, self.tagged.model
@@ -223,7 +231,7 @@ def _changed(call: ModuleCall, first: _Side, second: _Side) -> CallChange | None
         operators=dict(sorted(_differing(ours.operators, theirs.operators, 0).items())),
         attributes=_counts(alike, ours.attributes, theirs.attributes),
         constants=_counts(alike, ours.constants, theirs.constants),
-        parameters=_differing(ours.parameters, theirs.parameters, None),
+        parameters=_differing(ours.held_as(), theirs.held_as(), None),
     )
     return change if change != CallChange(address=call.address) else None
 
@@ -284,7 +292,9 @@ def _constant(tensor: ir.TensorProtocol) -> str:
 
 
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
-    steps = ", ".join("another tool" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps)
+    steps = ", ".join(
+        "a step that is not recorded" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps
+    )
     return _held_type(value) + (f" by {steps}" if steps else "")
 
 
