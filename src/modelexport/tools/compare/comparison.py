@@ -158,9 +158,10 @@ class _Side:
             taken = (f"{i}: {constants[value]}" for i, value in enumerate(node.inputs) if value in constants)
             facts.constants[operator]["; ".join(taken)] += 1
             facts.source_module = tagged.call_tags.source_tag(owner.call)
-            for value in filter(how_held.__contains__, node.inputs):
-                for key in self.held[value].keys:  # the numbers, rather than their scales and zero points
-                    facts.parameters[key] = max(how_held[value], facts.parameters.get(key, (0, "")))
+            for value in node.inputs:
+                if value in self.held:
+                    for key in self.held[value].keys:  # the numbers, rather than their scales and zero points
+                        facts.parameters[key] = max(how_held[value], facts.parameters.get(key, (0, "")))
 
     def facts(self, notes: list[str]) -> FileFacts:
         tagged, model = self.tagged, self.tagged.model
