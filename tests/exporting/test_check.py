@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from commands import run
-from modelexport import export
+from modelexport import export, verify
 from modelexport.capture.repairs import attention
 from modelexport.errors import CheckError
 from modelexport.exporting.front_end_choice import first_that_passes
@@ -186,7 +186,10 @@ class LogarithmOfAll(nn.Module):
 def test_nan_in_an_output_is_told_where_the_file_agrees(tmp_path: Path) -> None:
     result = export(LogarithmOfAll(), (torch.tensor([1.0, -1.0, 2.0]),), tmp_path / "m.onnx", frontend="dynamo")
     assert result.check is not None
-    assert result.check.reason.startswith("1 of 3 elements of output are NaN in PyTorch and in the file")
+    told = "1 of 3 elements of output are NaN in PyTorch and in the file"
+    assert result.check.reason.startswith(told)
+    report = verify(LogarithmOfAll(), (torch.tensor([1.0, -1.0, 2.0]),), tmp_path / "m.onnx")
+    assert [note.partition(";")[0] for note in report.notes] == [told]
 
 
 def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:

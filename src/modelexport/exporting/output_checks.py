@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from modelexport.errors import UsageError
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
-from modelexport.traces.array_differences import Difference, is_floating, relative_error
+from modelexport.traces.array_differences import relative_error
 from modelexport.traces.outputs_of_two_files import RANDOM
 from modelexport.traces.tolerances import CLEARLY_WRONG
 
@@ -53,6 +53,7 @@ def check_outputs(pair: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
     from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.compared_runs import explained
+    from modelexport.verify.onnxruntime_outputs import nan_note
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
     from_torch = pair.runs.own(inputs)
@@ -96,21 +97,9 @@ def check_outputs(pair: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
         _, doubted = pair.compared(inputs, changed)  # by fresh weights, several calls may compute one value
     doubts = filter(
         None,
-        (*excused[:1], _partly_nan(run.outputs, returned), otherwise, _lost_calls(pair, reference), _doubts(doubted)),
+        (*excused[:1], nan_note(run.outputs, returned), otherwise, _lost_calls(pair, reference), _doubts(doubted)),
     )
     return FileCheck(status="passed", step="outputs" if excused else None, reason="; ".join(doubts), largest=largest)
-
-
-def _partly_nan(outputs: Sequence[Difference], returned: Sequence[np.ndarray]) -> str:
-    """The first output that agrees, but has NaN in PyTorch and in the file; empty if there is none."""
-    for output, array in zip(outputs, returned, strict=False):
-        count = int(np.count_nonzero(np.isnan(array.astype(np.float64)))) if is_floating(array) else 0
-        if count and output.status == "agree":
-            return (
-                f"{count:,} of {array.size:,} elements of {output.name} are NaN in PyTorch and in the file; "
-                "`modelexport values` names the node that makes the first"
-            )
-    return ""
 
 
 _SAME_NUMBERS = "the file draws random numbers, and PyTorch has the same in every run: make them a buffer of the model"

@@ -91,7 +91,20 @@ def compare_as_run(
             return cause_in_runtime(path, inputs, agrees, provider)
 
     outputs = compare(ran)
-    return AsRun(outputs, [*([note] if note else []), *_rounding_notes(outputs, steps)], cause_of=cause_of)
+    notes = [*filter(None, (note, nan_note(outputs, own_results))), *_rounding_notes(outputs, steps)]
+    return AsRun(outputs, notes, cause_of=cause_of)
+
+
+def nan_note(outputs: Sequence[Difference], own_results: Sequence[Any]) -> str:
+    """The first output that agrees, but has NaN in PyTorch and in the file; empty if there is none."""
+    for output, array in zip(outputs, own_results, strict=False):
+        count = int(np.count_nonzero(np.isnan(array.astype(np.float64)))) if is_floating(array) else 0
+        if count and output.status == "agree":
+            return (
+                f"{count:,} of {array.size:,} elements of {output.name} are NaN in PyTorch and in the file; "
+                "`modelexport values` names the node that makes the first"
+            )
+    return ""
 
 
 def output_steps(model: ir.Model) -> dict[str, float | None]:
