@@ -123,8 +123,9 @@ def _fixed_for_example(
 
 def refusal_for_condition(condition: SizeCondition) -> str:
     """One line that says what a file does not do for a named axis, and what to do."""
+    were = "was" if len(condition.symbols) == 1 else "were"
     return (
-        f"{' and '.join(condition.symbols)} was to be dynamic, and the file is right only for "
+        f"{' and '.join(condition.symbols)} {were} to be dynamic, and the file is right only for "
         f"{stated_with_line(condition)}; leave the axis out (--dynamic writes a file that states the condition), or "
         f"let torch.where or torch.cond decide"
     )
