@@ -398,6 +398,13 @@ def test_what_python_reads_of_values_is_not_frozen(forward: Forward) -> None:
         FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)})
 
 
+def size_of_fourth_axis(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * x.shape[3]
+    except IndexError:
+        return x + 1
+
+
 @pytest.mark.parametrize(
     "forward",
     [
@@ -406,6 +413,7 @@ def test_what_python_reads_of_values_is_not_frozen(forward: Forward) -> None:
         lambda x: sum(row for row in x),
         lambda x: x[x > 0],
         lambda x: x * float(torch.arange(4)[1]),
+        size_of_fourth_axis,
     ],
 )  # fmt: skip
 def test_what_python_reads_of_sizes_is_allowed(forward: Forward) -> None:

@@ -122,6 +122,15 @@ def test_a_length_that_is_made_a_plain_number_is_noted(use: Callable[[Any], obje
     assert "n" in {symbol for one in recorded_of_trace(forward) if one.makes_number for symbol in one.symbols}
 
 
+def test_a_length_in_the_text_of_an_error_that_was_not_raised_is_not_noted() -> None:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if len(x) > 6:
+            raise ValueError(f"{len(x)} rows and {len(y)}")
+        return x.sum(0) + y.sum(0)
+
+    assert not any(one.makes_number for one in recorded_of_trace(forward))
+
+
 def test_a_file_is_not_said_to_be_right_where_a_length_was_made_a_plain_number(tmp_path: Path) -> None:
     """No size that is tried is above 40."""
     model = Compares(decided(lambda n, m: int(n) > 40)).eval()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -399,12 +399,15 @@ def test_what_a_killed_run_left_is_removed_and_what_runs_is_not(place: Path) -> 
     assert not staging(place)
 
 
-def killed_while_moving(moves: int, folder: Path) -> dict[str, bytes]:
+WITH_WEIGHTS = (OUTPUT, f"{OUTPUT}.data", "out.operations.json")
+
+
+def killed_while_moving(moves: int, folder: Path, names: Sequence[str] = WITH_WEIGHTS) -> dict[str, bytes]:
     """The files of a folder before a run that is killed while it replaces them."""
 
     def write(content: str) -> int:
         with written_together(folder) as new:
-            for name in (OUTPUT, f"{OUTPUT}.data", "out.operations.json"):
+            for name in names:
                 (new / name).write_text(f'{{"": {{"op_type":"{content}')
         return 0
 
@@ -422,6 +425,14 @@ def killed_while_moving(moves: int, folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("moves", [1, 2, 3, 4])
 def test_the_next_run_restores_what_a_killed_one_moved_away(moves: int, tmp_path: Path) -> None:
     before = killed_while_moving(moves, tmp_path)
+    with written_together(tmp_path):
+        pass
+    assert files(tmp_path) == before
+
+
+def test_documents_are_restored_beside_a_model_that_was_copied_because_links_are_not_possible(tmp_path: Path) -> None:
+    with mock.patch("os.link", side_effect=OSError):
+        before = killed_while_moving(1, tmp_path, (OUTPUT, "out.operations.json"))
     with written_together(tmp_path):
         pass
     assert files(tmp_path) == before

@@ -47,7 +47,7 @@ def size_conditions_of_trace(model: nn.Module, inputs: Inputs, graph: ir.Model) 
         graph: The traced graph.
     """
     recorded = _with_implied(model, inputs, graph)
-    known = [condition for condition in recorded if condition.in_model and not condition.makes_number]
+    known = [condition for condition in recorded if _decides(condition)]
     return simplified([*recorded, *_by_instructions(model, inputs, graph, known)])
 
 
@@ -58,16 +58,20 @@ def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[Siz
     """
     sizes, found = symbol_sizes(inputs, graph), [*_by_symbols(model, inputs, graph)]
     for condition in found:  # which grows
-        decides = condition.in_model and not condition.makes_number
-        other = next(iter(sizes_against(condition, sizes)), None) if decides else None
+        other = next(iter(sizes_against(condition, sizes)), None) if _decides(condition) else None
         if other is None or too_large(inputs, graph, other):
             continue
         beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
-        implied = [each for each in beyond if each.in_model and each.holds(sizes) and each not in found]
+        implied = [each for each in beyond if _decides(each) and each.holds(sizes) and each not in found]
         if not implied:  # each run costs a part of an export, and few models have such a decision
             break
         found += implied
     return found
+
+
+def _decides(condition: SizeCondition) -> bool:
+    """Whether the model's own code compares sizes, and does not only make numbers of them, as the text of an error."""
+    return condition.in_model and not condition.makes_number
 
 
 def _by_symbols(

@@ -41,10 +41,10 @@ class NoDecisions(TorchFunctionMode):
         self._found: dict[tuple[int, str], bool] = {}
         self._of_written = WeakIdKeyDictionary()  # it keeps no tensor alive
         self._raised: Exception | None = None
-        """The last error of an operation of torch."""
+        """The last error of an operation of torch at which the trace ended."""
 
     def check_nothing_caught(self) -> None:
-        """Refuse a model that went on after an operation raised: torch ends the process when it reads such a trace.
+        """Refuse a model that went on after an error ended the trace: torch ends the process when it reads such a one.
 
         Raises:
             DecisionError: It did.
@@ -69,10 +69,12 @@ class NoDecisions(TorchFunctionMode):
                         f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value; "
                         f"torch.where decides in the graph"
                     )
+        is_traced = tracing_state() is not None
         try:
             output = func(*args, **(kwargs or {}))
-        except (RuntimeError, IndexError) as error:
-            self._raised = error
+        except Exception as error:
+            if is_traced and tracing_state() is None:  # a size that is not there, x.shape[9], does not end the trace
+                self._raised = error
             raise
         if func not in _TELL_SIZES and any(map(self._is_written, tensor_leaves((args, kwargs)))):
             self._of_written.update(dict.fromkeys(tensor_leaves(output)))

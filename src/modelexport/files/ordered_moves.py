@@ -134,7 +134,7 @@ class Staged:
         for number, (order, file, target) in enumerate(ordered):
             new_file = self.staging / (name := target.relative_to(self.directory))
             comes = _identity(new_file) if new_file.is_file() else ""
-            moves.append(Move(order, file, target, before / f"{number} {comes}" / name))
+            moves.append(Move(order, file, target, before / f"{number}-{comes}" / name))
         for move in moves:
             move.backup.parent.mkdir(parents=True)
         return moves
@@ -168,9 +168,9 @@ def restore(folder: Path) -> None:
         target = folder.parent / Path(*name)
         if not target.parent.resolve().is_relative_to(folder.parent.resolve()):  # a link may lead elsewhere
             continue
-        if not os.path.lexists(target) or mark.partition(" ")[2] == _identity(target):
+        if not os.path.lexists(target) or mark.partition("-")[2] == _identity(target):
             backup.replace(target)
-        elif not target.samefile(backup):
+        elif target.lstat().st_mtime_ns != backup.lstat().st_mtime_ns:  # nor is it what was there, linked or copied
             return
 
 
