@@ -176,16 +176,9 @@ QUESTIONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "question", [pytest.param(name, marks=() if name == "quotient" else pytest.mark.slow) for name in QUESTIONS]
-)
-@pytest.mark.parametrize("body", [pytest.param(decided, marks=pytest.mark.slow), padded])
-def test_what_two_sizes_decide_is_right_at_all_sizes_that_a_trace_declares(
-    body: Callable[[Callable[[int, int], bool]], Callable[..., torch.Tensor]], question: str, tmp_path: Path
-) -> None:
-    model = Compares(body(QUESTIONS[question])).eval()
-    inputs = (torch.rand(5, 4), torch.rand(3, 4))
-    result = export(model, inputs, tmp_path / "x.onnx", frontend="torchscript", dynamic=True, documents=False)
+def wrong_sizes(model: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor], path: Path) -> list[tuple[int, int]]:
+    """The lengths of two inputs that a traced file declares to take, and with which it differs from its model."""
+    result = export(model, inputs, path, frontend="torchscript", dynamic=True, documents=False)
     session, wrong = result.session(), []
     shapes = [value.shape for value in session.get_inputs()]
     for n, m in itertools.product((1, 2, 3, 4, 5, 6, 9, 12), repeat=2):
@@ -199,7 +192,33 @@ def test_what_two_sizes_decide_is_right_at_all_sizes_that_a_trace_declares(
             )
             right = model(*given).numpy()
             wrong += [] if right.shape == found[0].shape and np.allclose(right, found[0], atol=1e-4) else [(n, m)]
-    assert not wrong
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "question", [pytest.param(name, marks=() if name == "quotient" else pytest.mark.slow) for name in QUESTIONS]
+)
+@pytest.mark.parametrize("body", [pytest.param(decided, marks=pytest.mark.slow), padded])
+def test_what_two_sizes_decide_is_right_at_all_sizes_that_a_trace_declares(
+    body: Callable[[Callable[[int, int], bool]], Callable[..., torch.Tensor]], question: str, tmp_path: Path
+) -> None:
+    model = Compares(body(QUESTIONS[question])).eval()
+    assert not wrong_sizes(model, (torch.rand(5, 4), torch.rand(3, 4)), tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, y: x * math.gcd(x.shape[0], y.shape[0]) + y.sum(0), id="one of two becomes fixed"),
+        pytest.param(
+            lambda x, y: x * (2 if x.nbytes > 4 * 4 * 3 else 1) + y.sum(0), id="bytes, twice as many in float64"
+        ),
+    ],
+)
+def test_what_else_sizes_decide_is_right_at_all_sizes_that_a_trace_declares(
+    function: Callable[..., torch.Tensor], tmp_path: Path
+) -> None:
+    assert not wrong_sizes(Compares(function).eval(), (torch.rand(2, 4), torch.rand(5, 4)), tmp_path / "x.onnx")
 
 
 class Levels(nn.Module):

@@ -299,8 +299,13 @@ def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compar
 
     tagged = read_tagged(exported.path)
     sides: Any = SimpleNamespace(
-        model=Decides(), tagged=tagged, returned=lambda inputs: [], agrees=lambda *arguments: False, compared=refuses
+        runs=ModelRuns(Decides()),
+        tagged=tagged,
+        returned=lambda inputs: [],
+        agrees=lambda *arguments: False,
+        compared=refuses,
     )
+    sides.settled = lambda inputs: sides
     sizes = symbol_sizes(INPUTS, tagged.model)
     tried = SizeTrials(sides, INPUTS).run(sizes)
     assert tried is not None

@@ -16,6 +16,7 @@ from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError
 from modelexport.exporting.capture_inputs import CaptureInputs
 from modelexport.exporting.export_result import presumption_warning
+from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
 from modelexport.exporting.requested_names import RequestedNames
@@ -55,6 +56,8 @@ class ExportChecks:
     """Writes the file once more, with the conditions of sizes that were found to be its own."""
     asks_for_values: bool
     """The model asks for values; the file is then compared on other inputs, too."""
+    fixed: Sequence[FixedAxis] = ()
+    """Axes that earlier files of this export could only have in one size."""
 
     def run(self, *, must_pass: bool) -> tuple[FileCheck | None, VerifyReport | None, SizesFound]:
         """Check the file, verify it and store its reference values, as the options request.
@@ -124,7 +127,8 @@ class ExportChecks:
             if options.capture.dynamic and runs and check.status == "passed":
                 pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
                 every = options.checks.sizes
-                sizes = find_sizes(pair, wide, self.exported, self.names, every=every, example=example)
+                about = self.exported, self.names
+                sizes = find_sizes(pair, wide, *about, every=every, example=example, fixed=self.fixed)
                 if sizes.to_fix:
                     return check, sizes
                 if sizes.refusal:

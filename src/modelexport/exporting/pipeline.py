@@ -229,6 +229,7 @@ class _Job:
                 self.names,
                 written.write,
                 exported.answered or any(attempt.asks_for_values for attempt in attempts),
+                fixed,
             )
             check, verified, sizes = checks.run(must_pass=not keep_anyway)
             if sizes.to_fix:

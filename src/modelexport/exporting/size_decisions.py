@@ -44,6 +44,7 @@ def find_sizes(
     *,
     every: bool,
     example: Inputs | None = None,
+    fixed: Sequence[FixedAxis] = (),
 ) -> SizesFound:
     """Find out what a file does with other sizes of its dynamic axes.
 
@@ -54,6 +55,8 @@ def find_sizes(
             runs.
         every: Whether all axes have to be dynamic, and not only those with names.
         example: The inputs that a person gave, with which the file has to be right, if they have other sizes.
+        fixed: Axes that an earlier file could only have in one size. What decides by their size and that of another
+            axis may still be wrong for others of that one.
     """
     from modelexport.exporting.unrecorded_decisions import UnrecordedDecisions
     from modelexport.pytorch.inputs.other_sizes import changeable_sizes, symbol_sizes
@@ -61,7 +64,13 @@ def find_sizes(
     trials, model = SizeTrials(pair, inputs), pair.tagged.model
     sizes, changeable = symbol_sizes(inputs, model), changeable_sizes(inputs, model)
     equal = [each for each in exported.conditions if EQUAL.fullmatch(each.formula) and {*each.symbols} <= sizes.keys()]
-    unrecorded = UnrecordedDecisions(sizes, trials.run, equal)
+    same = {f"{axis.input}:{axis.axis}": axis for axis in fixed}
+    unrecorded = UnrecordedDecisions(
+        {**sizes, **{name: axis.size for name, axis in same.items()}},
+        lambda others: trials.run({symbol: others[symbol] for symbol in sizes}),
+        equal,
+        fixed={name: Tried("differ", axis.reason) for name, axis in same.items()},
+    )
     settled = settle_conditions(exported.conditions, sizes, changeable, trials.run, unrecorded.agreeing)
     if names is None:
         record_conditions(model, settled.kept)
@@ -70,14 +79,15 @@ def find_sizes(
     reasons = settled.reasons | unrecorded.reasons
     kept = without_implied([*settled.kept, *unrecorded.conditions])
     record_conditions(model, kept)
-    fixed = _narrowed_to_one_size(kept, settled, inputs, model, sizes, trials.run)
-    fixed += [axis for symbol, result in unrecorded.fixed.items() for axis in axes_of(inputs, model, symbol, result)]
-    fixed += _fixed_for_example(kept, inputs, model, symbol_sizes(example, model) if example is not None else sizes)
-    fixed = list({(axis.input, axis.axis): axis for axis in reversed(fixed)}.values())[::-1]
+    to_fix = _narrowed_to_one_size(kept, settled, inputs, model, sizes, trials.run)
+    found = {symbol: result for symbol, result in unrecorded.fixed.items() if symbol in sizes}
+    to_fix += [axis for symbol, result in found.items() for axis in axes_of(inputs, model, symbol, result)]
+    to_fix += _fixed_for_example(kept, inputs, model, symbol_sizes(example, model) if example is not None else sizes)
+    to_fix = list({(axis.input, axis.axis): axis for axis in reversed(to_fix)}.values())[::-1]
     constant = _constant_axes(pair, inputs, exported, names)
-    refused = [fixed_axis_message(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
-    if fixed and not refused:
-        return SizesFound(kept, to_fix=fixed)
+    refused = [fixed_axis_message(item) for item in (*to_fix, *constant) if every or item.symbol in names.asked]
+    if to_fix and not refused:
+        return SizesFound(kept, to_fix=to_fix)
     differing = (item for item in kept if item.formula in reasons)
     refused += [refusal_for_condition(item) for item in differing if every or names.asked.intersection(item.symbols)]
     return SizesFound(kept, constant, refusal=next(iter(refused), ""))
@@ -231,12 +241,10 @@ class SizeTrials:
         return result
 
     def _compared(self, inputs: Inputs) -> Tried:
-        from modelexport.pytorch.runs.outputs_as_users_run import returned_by
-
-        pair = self._pair
         with collected():
             try:
-                returned_by(pair.model, inputs)  # most sizes that are refused are refused here, in no time
+                self._pair.runs.own(inputs)  # most sizes that are refused are refused here, in no time
+                pair = self._pair.settled(inputs)  # what decides by bytes or types decides otherwise in float64
                 right = pair.returned(inputs)
                 if not pair.agrees(inputs, right):
                     return tried(pair.compared(inputs, {})[1])

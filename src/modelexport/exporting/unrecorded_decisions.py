@@ -36,7 +36,7 @@ class UnrecordedDecisions:
     conditions: list[SizeCondition] = field(default_factory=list)
     """Conditions that no capture recorded."""
     fixed: dict[str, Tried] = field(default_factory=dict)
-    """Axes for which no other size is right, to what happens."""
+    """Axes for which no other size is right, to what happens. Those of the file's earlier exports are given."""
     reasons: dict[str, Tried] = field(default_factory=dict)
     """Formulas of the conditions to what happens if they do not hold."""
     accepted: list[Sizes] = field(default_factory=list)
@@ -84,7 +84,7 @@ class UnrecordedDecisions:
             for sizes in known:
                 if (result := self.run(sizes)) is not None:
                     yield sizes, result
-            cover = CoveringSizes(self.sizes, fits, known)
+            cover = CoveringSizes(self.sizes, fits, known, self.fixed)
             limits = (sizes for sizes in limits_of(conditions, self.sizes) if fits(sizes, ()) == sizes)
             for sizes in chain(cover, limits, islice(self._small(within, fits), _MOST_SMALL_RUNS)):
                 result = self.run(sizes) if sizes not in self.accepted else None
@@ -100,7 +100,8 @@ class UnrecordedDecisions:
         order.
         """
         deciding = {name for each in conditions if not EQUAL.fullmatch(each.formula) for name in each.symbols}
-        pairs = [pair for pair in combinations(self.sizes, 2) if not deciding.isdisjoint(pair)]
+        open_axes = [symbol for symbol in self.sizes if symbol not in self.fixed]
+        pairs = [pair for pair in combinations(open_axes, 2) if not deciding.isdisjoint(pair)]
         for some in sorted(pairs, key=lambda pair: -len(deciding.intersection(pair))):
             for sizes in product(range(1, _LARGEST_SMALL_SIZE + 1), repeat=2):
                 wanted = {**self.sizes, **dict(zip(some, sizes, strict=True))}

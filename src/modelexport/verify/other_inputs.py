@@ -63,7 +63,9 @@ def compare_others(pair: ModelAndFile, inputs: Inputs, kept: frozenset[str], *, 
             return OtherInputs(what=what, status="not compared", reason="the model overflows")
         if pair.agrees(other, right):
             return OtherInputs(what=what, status="agree")
-        _, compared_run = pair.compared(other, {})  # choices among equal scores and random numbers are told apart here
+        # Choices among equal scores, random numbers and decisions by bytes or types are told apart here.
+        judged = pair if finite or not pair.accepts(other) else pair.settled(other)
+        _, compared_run = judged.compared(other, {})
         verdict = _verdict_on_outputs(what, compared_run)
         if finite and all(output.relative != float("inf") for output in verdict.outputs):
             return OtherInputs(what=what, status="not compared", reason="rounding grows")

@@ -38,6 +38,7 @@ class CoveringSizes:
         fits: The sizes nearest to some for which the conditions of a file hold, changing only the axes of the second
             argument; ``None`` if there are none.
         tried: Sizes with which the file was run, and accepted.
+        fixed: Axes that keep their size. The other axes are tried in each order with them, too.
     """
 
     def __init__(
@@ -45,14 +46,17 @@ class CoveringSizes:
         sizes: Sizes,
         fits: Callable[[Sizes, Collection[str]], Sizes | None] = lambda sizes, changeable: sizes,
         tried: Iterable[Sizes] = (),
+        fixed: Collection[str] = (),
     ) -> None:
-        self._example = {symbol: size for symbol, size in sizes.items() if size > 0}
-        self._rest = {symbol: size for symbol, size in sizes.items() if size <= 0}
+        self._example = {symbol: size for symbol, size in sizes.items() if size > 0 and symbol not in fixed}
+        self._rest = {symbol: size for symbol, size in sizes.items() if symbol not in self._example}
+        self._sizes = {symbol: size for symbol, size in sizes.items() if size > 0}
+        self._pairs = [pair for pair in combinations(self._sizes, 2) if not self._example.keys().isdisjoint(pair)]
         self._fits = fits
         self._wanted: set[Fact] = set()
         for symbol, size in self._example.items():
             self._wanted |= {(symbol, 2), (symbol, 3)} if size == 1 else {(symbol, 1), (symbol, "larger")}
-        for first, second in combinations(self._example, 2):
+        for first, second in self._pairs:
             self._wanted |= {(first, second, kind) for kind in RELATIONS}
         self._proposed: list[Sizes] = [dict(sizes)]
         self._changed: set[str] = set()
@@ -85,12 +89,12 @@ class CoveringSizes:
         for symbol, size in self._example.items():
             facts.add((symbol, sizes[symbol]))
             facts |= {(symbol, "larger")} if sizes[symbol] > size else set()
-        for first, second in combinations(self._example, 2):
+        for first, second in self._pairs:
             facts.add((first, second, relation(sizes[first], sizes[second])))
         return facts
 
     def _proposals(self) -> Iterator[Sizes]:
-        """Propose sizes of all axes, of axes of equal size, of each axis, and of all axes known to be changeable."""
+        """Propose sizes of all axes, of axes of equal size, of each axis, of all that are changeable, and of two."""
         example = self._example
         yield from _of_all(example)
         groups = [[symbol for symbol in example if example[symbol] == size] for size in dict.fromkeys(example.values())]
@@ -100,10 +104,10 @@ class CoveringSizes:
         changeable = {symbol: size for symbol, size in example.items() if symbol in self._changed}
         if len(changeable) < len(example):
             yield from _of_all(changeable)
-        for first, second in combinations(changeable, 2):
+        for first, second in self._pairs:
             for kind in RELATIONS:
-                for proposed in related(first, second, kind, example):
-                    if (first, second, kind) in self._wanted:
+                for proposed in related(first, second, kind, self._sizes):
+                    if (first, second, kind) in self._wanted and proposed.keys() <= self._changed:
                         yield proposed
 
 
