@@ -84,7 +84,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "determinants": lambda y: torch.linalg.slogdet(y[:, :6, :6])[1],
     "singular values": lambda y: (torch.linalg.svdvals(y[..., :3]), _low_rank(y[:, :4])),
     "eigenvalues": lambda y: (torch.linalg.eigvalsh(y[:, :3] @ y[:, :3].mT), _square_root(y[..., :4].mT @ y[..., :4])),
-    "signs": lambda y: (torch.copysign(y, y.flip(1)), torch.copysign(y, -y * 0)),
+    "signs": lambda y: (torch.copysign(y, y.flip(1)), torch.copysign(y, -y * 0), torch.signbit(y * 0)),
     "written through views": lambda y: _written(y.clone()),
     "numbers": lambda y: (torch.digamma(y), torch.hypot(y, y + 1), torch.hamming_window(12) * torch.arange(-2, 10.0)),
     "scattered, reduced": lambda y: [
@@ -114,9 +114,18 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     ],
     "householder": lambda y: torch.linalg.householder_product(y.mT[..., :4], y[:, 0, :4]),
     "a loss that checks": lambda y: nn.functional.gaussian_nll_loss(y, y.flip(1), y.abs() + 1, full=True),
-    "scattered": lambda y: y.scatter(1, torch.tensor([[[0], [0]]] * 2).expand(2, 2, 8), y[:, :2], reduce="add"),
+    "scattered": lambda y: [
+        y.scatter(1, torch.tensor([[[0], [0]]] * 2).expand(2, 2, 8), source, reduce="add") for source in (y[:, :2], 3.0)
+    ],
     "distributions": lambda y: torch.distributions.Normal(y, y.abs() + 1).log_prob(y * 2),
 }
+
+
+@pytest.mark.slow
+def test_the_windows_of_an_inverse_transform_are_written_at_once(tmp_path: Path) -> None:
+    export(Computes(_round_trip).eval(), (X,), tmp_path / "m.onnx", frontend="dynamo", check=False)
+    written = [node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node if node.op_type.startswith("Scatter")]
+    assert len(written) == 2  # the signal and the sum of the windows
 
 
 @pytest.mark.sweep
@@ -203,7 +212,9 @@ def test_random_orders_are_orders(tmp_path: Path) -> None:
 
 def test_numbers_of_a_generator_are_numbers_from_0_to_1(tmp_path: Path) -> None:
     generator = torch.Generator()
-    model = Computes(lambda y: torch.rand(6, generator=generator) + 0 * y[0, 0, 0]).eval()
+    model = Computes(
+        lambda y: torch.rand(6, generator=generator) + 0 * torch.randn(6, generator=generator) + 0 * y[0, 0, 0]
+    ).eval()
     export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
     (drawn,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": X.numpy()})
     assert len({number for number in drawn.tolist() if 0 <= number < 1}) == 6

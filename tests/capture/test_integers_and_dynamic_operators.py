@@ -82,6 +82,7 @@ def test_integers_are_shifted_as_in_pytorch(tmp_path: Path) -> None:
         return [
             *(part for one in kinds for part in (one >> 1, one << 3, one << by.to(one.dtype), one >> by.to(one.dtype))),
             *(x << 63, x >> 63, (x.to(U8) << 4) | (x.to(U8) & 15)),
+            *(torch.bitwise_left_shift(x.to(U8), 3), torch.bitwise_right_shift(x.to(U8), 3)),
             x[torch.tensor([[1], [0]], dtype=torch.int32), torch.tensor([1, 2])],
         ]
 
@@ -97,6 +98,7 @@ def repeated_and_combined(x: torch.Tensor) -> Any:
     rows, columns = x.shape
     return (
         *(x.repeat_interleave(rows, 1), x.float().repeat_interleave(columns // 2), torch.fmax(x, x.flip(1))),
+        torch.fmin(x, x.flip(1)),
         *(x & columns, x | columns, x ^ columns, x.fmod(columns), x.float() % columns, x.float() ** rows),
     )
 
@@ -125,6 +127,7 @@ def test_rolls_and_spectra_of_dynamic_sizes(tmp_path: Path) -> None:
         y = (x * 0.7).sin()
         return (
             *(y.roll(y.shape[1] // 2, 1), fft.ifftshift(y), fft.fftshift(fft.fft(y)).abs(), y.roll(2)),
+            *(fft.fftfreq(6), fft.rfftfreq(6)),
             *(fft.fftn(y).roll(1, 1).imag, fft.fftn(y).roll(2).real),
             *(fft.irfft(fft.rfft(y) * 2, n=y.shape[1]), fft.irfft2(fft.rfft2(y), s=y.shape, norm="ortho")),
         )
@@ -215,6 +218,7 @@ class Layers(nn.Module):
             *(self.rnn(steps, state)[0], self.gru(steps, state)[0], self.lstm(steps, (state, state))[0]),
             *(pool(x, 2, divisor_override=3), pool(x, 3, 2, 1, ceil_mode=True, divisor_override=5)),
             pool(x, (1, 2), (3, 2), ceil_mode=True, divisor_override=1),
+            nn.functional.avg_pool3d(x[None], (1, 2, 2), divisor_override=3),
         )
 
 

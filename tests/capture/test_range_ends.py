@@ -50,8 +50,11 @@ class Quotients(nn.Module):
     def forward(self, x: torch.Tensor, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         return {
             "floored": x // 0.1,
+            "floored, by name": torch.floor_divide(x, 0.1),
             "rest": x % 0.1,
+            "rest of tensors": x % (x * 0 + 0.1),
             "angle": torch.atan2(x * 0, x),
+            "angle, by its other name": torch.arctan2(x * 0, x),
             "whole, floored": whole // 3,
             "whole, div": torch.div(whole, 3, rounding_mode="floor"),
             "whole, truncated": torch.div(whole, 3, rounding_mode="trunc"),

@@ -255,7 +255,8 @@ def test_quantizers_of_pytorch_are_exported_with_dynamic_axes(tmp_path: Path) ->
             self.register_buffer("zero", torch.zeros(2, dtype=torch.int32))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero, 1, -128, 127)
+            x = torch.fake_quantize_per_tensor_affine(x, 0.05, 1, -8, 7)
+            return torch.fake_quantize_per_channel_affine(x, self.scale, self.zero, 1, -8, 7)
 
     export(Quantized().eval(), (torch.rand(3, 2),), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
     (value,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_inputs()

@@ -68,6 +68,9 @@ FUNCTIONS: dict[str, Function] = {
     "windows of uneven sizes": lambda x: adaptive_avg_pool2d(x, (3, 4)),
     "maxima of uneven sizes": lambda x: adaptive_max_pool2d(x, (2, 3)),
     "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
+    "new, in double precision": lambda x: x.double().new_full((x.shape[1],), x.shape[1] * 0.57).floor(),
+    "alike, in double precision": lambda x: torch.full_like(x.double(), x.shape[1] * 0.57).floor(),
+    "numbers between": lambda x: torch.arange(0.5, x.shape[1]),
 }
 BY_TRACE = (
     "inverse",

@@ -196,7 +196,6 @@ def decompositions() -> Decompositions:
         **_overloads(integers.shifted_left, "__lshift__", "bitwise_left_shift"),
         **_overloads(integers.shifted_right, "__rshift__", "bitwise_right_shift"),
         **_overloads(integers.with_sizes_as_tensors(torch.pow), "pow"),
-        **_overloads(integers.with_sizes_as_tensors(torch.fmod), "fmod"),
         **_overloads(integers.with_sizes_as_tensors(torch.bitwise_and), "bitwise_and"),
         **_overloads(integers.with_sizes_as_tensors(torch.bitwise_or), "bitwise_or"),
         **_overloads(integers.with_sizes_as_tensors(torch.bitwise_xor), "bitwise_xor"),

@@ -214,11 +214,7 @@ def but_nan(is_beyond: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
-    """``div``, if it is rounded: translations divide integers in float32, and others before the remainder is known."""
-    if not _has_fractions(self, other) and rounding_mode is not None:
-        whole = torch.floor_divide(self, other)
-        is_below = (whole < 0) & (whole * other != self)
-        return torch.where(is_below, whole + 1, whole) if rounding_mode == "trunc" else whole
+    """``div``, if it is rounded down: translations divide before the remainder is known."""
     return floored_quotient(self, other) if rounding_mode == "floor" else NotImplemented
 
 
