@@ -128,10 +128,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "the largest of what is padded": (lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 2), (A[None],)),
     "the largest of what is padded with a number": (
         lambda t, x: [
-            *(_pooled(F.max_pool1d, x[0], 1), _pooled(F.max_pool2d, x, 2), _pooled(F.max_pool3d, x, 3)),
+            *(_pooled(F.max_pool1d, x[0], 1), _pooled(F.max_pool2d, x, 2), _pooled(F.max_pool3d, x[None], 3)),
             _pooled(F.max_pool1d, x[0], 1, return_indices=True)[0],
             _pooled(F.max_pool2d, x, 2, return_indices=True)[0],
-            _pooled(F.max_pool3d, x, 3, return_indices=True)[0],
+            _pooled(F.max_pool3d, x[None], 3, return_indices=True)[0],
         ],
         (A[None],),
     ),
