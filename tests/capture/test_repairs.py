@@ -176,7 +176,10 @@ TRACED: dict[str, Callable[..., Any]] = {
     ),
     "sums of conditions": lambda t, x: ((x > 0).cumsum(-1), torch.cumsum(x, 1)),
     "far below zero": lambda t, x: F.logsigmoid(x * 80),
-    "certain choices": lambda t, x: (torch.bernoulli((x > 0).float()), x.clone().bernoulli_(1.0)),
+    "certain choices": lambda t, x: (
+        torch.bernoulli((x > 0).float(), out=torch.empty_like(x)),
+        x.clone().bernoulli_(1.0),
+    ),
 }
 
 

@@ -93,9 +93,10 @@ def random_order(n: int, **options: Any) -> Any:
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
 
 
-def drawn_below(input: Any, p: Any = None, *, generator: Any = None) -> Any:
+def drawn_below(input: Any, p: Any = None, *, generator: Any = None, out: Any = None) -> Any:
     """``bernoulli``, as uniform numbers below a probability: ONNX Runtime's operator gives 1 where they are above."""
-    return (torch.rand_like(input, dtype=torch.float32) < (input if p is None else p)).to(input.dtype)
+    drawn = (torch.rand_like(input, dtype=torch.float32) < (input if p is None else p)).to(input.dtype)
+    return drawn if out is None else out.copy_(drawn)
 
 
 def batch_normalized(
