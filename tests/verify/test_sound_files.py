@@ -282,6 +282,25 @@ def test_a_number_that_bfloat16_rounds(tmp_path: Path) -> None:
     assert proven(model, (torch.randn(3, 4).bfloat16(),), tmp_path).agrees
 
 
+class Angles(nn.Module):
+    """Cosines of angles that are computed in float32, of a length alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[1])[:, None].float() * torch.tensor([1.0, 0.1, 0.01, 0.001])
+        return angles.cos().to(x.dtype)
+
+
+class TimesAngles(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles, linear = self
+        return linear(x * angles(x))
+
+
+def test_numbers_of_sizes_that_are_rounded_to_half_precision(tmp_path: Path) -> None:
+    model = TimesAngles(Angles(), nn.Linear(4, 4)).bfloat16()
+    assert proven(model, (torch.randn(2, 5, 4).bfloat16(),), tmp_path, dynamic=True, frontend="dynamo").agrees
+
+
 class Roots(nn.Module):
     """Divides by a root in one call, of which a file computes the root first, and later computes the root itself."""
 

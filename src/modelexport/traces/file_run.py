@@ -37,9 +37,6 @@ Rounds = Callable[[Any], bool]
 """Decides whether a number computed from sizes is rounded to float32 when it meets a tensor."""
 
 
-_MAKE_WHOLE, _DOUBLE = frozenset(("Cast", "Ceil", "Floor", "Round")), ir.DataType.DOUBLE
-
-
 def as_is(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
     """A watcher that keeps every value."""
     return array
@@ -270,7 +267,8 @@ class _Run:
         if not self._of.rounds_numbers:
             return self._of.nodes.compute(node, inputs)
         if of_sizes:
-            if node.op_type in _MAKE_WHOLE and node.inputs[0] is not None and node.inputs[0].dtype is not _DOUBLE:
+            counted = node.inputs[0] if _makes_whole_numbers(node) else None
+            if counted is not None and counted.dtype is not ir.DataType.DOUBLE:
                 inputs = [
                     array.astype(np.float32).astype(array.dtype) for array in inputs
                 ]  # a runtime counts in float32
@@ -356,6 +354,14 @@ def _is_number_of_the_file(value: ir.Value) -> bool:
     producer = value.producer()
     is_constant = value.const_value is not None if producer is None else producer.op_type == "Constant"
     return is_constant and parameter_plan(value) is None
+
+
+def _makes_whole_numbers(node: ir.Node) -> bool:
+    """Whether a node converts or rounds numbers to integers."""
+    result = node.outputs[0].dtype
+    return node.op_type in ("Ceil", "Floor", "Round") or (
+        node.op_type == "Cast" and result is not None and result.is_integer()
+    )
 
 
 def _unchanged(array: Any) -> Any:
