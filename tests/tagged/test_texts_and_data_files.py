@@ -32,9 +32,7 @@ def labeled(path: Path, *, constant: bool) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "constant", [pytest.param(False, marks=pytest.mark.slow), True], ids=["initializer", "Constant"]
-)
+@pytest.mark.parametrize("constant", [False, True], ids=["initializer", "Constant"])
 def test_files_with_texts_are_counted_compared_changed_and_written(constant: bool, tmp_path: Path) -> None:
     file = labeled(tmp_path / "m.onnx", constant=constant)
     for number, command in enumerate(

@@ -96,7 +96,7 @@ class _Inheritance:
             return None
         plan = self.plans[name]
         for more in self._changes(before, after, plan):
-            if _same(_applied(more, before.numpy()), after) if more else before.tobytes() == after.tobytes():
+            if _same(_applied(more, before.numpy()), after) if more else _content(before) == _content(after):
                 return [*plan.steps, *more]
         return None
 
@@ -194,8 +194,16 @@ def _applied(steps: Sequence[TransformStep], array: np.ndarray) -> np.ndarray:
     return array
 
 
+def _content(tensor: ir.TensorProtocol) -> bytes | list[bytes]:
+    return list(tensor.string_data()) if isinstance(tensor, ir.StringTensor) else tensor.tobytes()
+
+
 def _same(array: np.ndarray, tensor: ir.TensorProtocol) -> bool:
-    """Whether an array equals a tensor, bit for bit."""
-    if array.dtype != tensor.dtype.numpy() or array.shape != tuple(tensor.shape.numpy()):
+    """Whether an array of numbers equals a tensor, bit for bit."""
+    if (
+        tensor.dtype == ir.DataType.STRING
+        or array.dtype != tensor.dtype.numpy()
+        or array.shape != tuple(tensor.shape.numpy())
+    ):
         return False
     return bool(np.asarray(array, order="C").tobytes() == tensor.tobytes())
