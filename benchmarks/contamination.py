@@ -34,6 +34,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport

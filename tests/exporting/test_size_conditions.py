@@ -343,14 +343,20 @@ def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
     assert Refuses.runs == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
-def test_a_product_with_a_fraction_that_is_rounded_is_a_condition(frontend: Any, tmp_path: Path) -> None:
-    class Shortens(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x[: int(x.shape[0] * 0.75)]
+class Shortens(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: int(x.shape[0] * 0.75)]
 
-    result = export(Shortens(), (torch.rand(8),), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
+
+@pytest.mark.slow
+def test_a_product_with_a_fraction_that_is_rounded_fixes_the_axis_of_a_trace(tmp_path: Path) -> None:
+    result = export(Shortens(), (torch.rand(8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [(axis.input, axis.axis) for axis in result.fixed] == [("x", 0)]
+
+
+@pytest.mark.slow
+def test_a_product_with_a_fraction_that_is_rounded_is_a_condition(tmp_path: Path) -> None:
+    result = export(Shortens(), (torch.rand(8),), tmp_path / "x.onnx", frontend="dynamo", dynamic=True)
     (symbol,) = onnx.load(tmp_path / "x.onnx").graph.input[0].type.tensor_type.shape.dim
     assert [one.formula for one in result.valid_if] == [f"8 <= {symbol.dim_param} <= 9"]
 

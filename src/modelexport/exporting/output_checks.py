@@ -15,7 +15,6 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
 from modelexport.traces.array_differences import relative_error
-from modelexport.traces.outputs_of_two_files import RANDOM
 from modelexport.traces.tolerances import CLEARLY_WRONG
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ def check_outputs(pair: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
     from modelexport.pytorch.runs.repeatability import find_unrepeatable
     from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import open_session, run_session
+    from modelexport.traces.outputs_of_two_files import RANDOM
     from modelexport.verify.compared_runs import explained
     from modelexport.verify.onnxruntime_outputs import nan_note
     from modelexport.verify.parameters_in_pytorch import changed_weights

@@ -96,7 +96,7 @@ def random_order(n: int, **options: Any) -> Any:
 def drawn_below(input: Any, p: Any = None, *, generator: Any = None, out: Any = None) -> Any:
     """``bernoulli``, as uniform numbers below a probability: ONNX Runtime's operator gives 1 where they are above."""
     drawn = (torch.rand_like(input, dtype=torch.float32) < (input if p is None else p)).to(input.dtype)
-    return drawn if out is None else out.copy_(drawn)
+    return drawn if out is None else out.zero_().add_(drawn)
 
 
 def batch_normalized(
