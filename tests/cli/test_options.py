@@ -41,7 +41,7 @@ def test_each_declared_option_is_on_the_command_line_with_its_help_under_its_gro
 def test_what_the_command_line_gives_arrives_in_the_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = []
 
-    def look(choice: object, folder: Path, options: Options, **shown: bool) -> None:
+    def look(choice: object, folder: Path, options: Options, **shown: object) -> None:
         seen.append(options)
 
     monkeypatch.setattr("modelexport.cli.commands.export.export_folder", look)

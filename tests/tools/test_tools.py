@@ -26,6 +26,7 @@ from modelexport.cli import command_list
 from modelexport.errors import ToolWarning, UsageError
 from modelexport.packages import package_kinds
 
+FILE = "tiny-bert.onnx"
 OTHER_PACKAGE = Path(__file__).with_name("other_package")
 
 
@@ -88,6 +89,31 @@ def test_the_help_and_the_commands_are_those_of_the_tools_that_are_there(name: s
         assert listed & (gone | kept) == kept
         assert _runs("example", "tiny-bert.onnx", "-o", tmp_path / "tiny-bert.onnx") == 0
         assert [_runs(command, tmp_path / "tiny-bert.onnx") for command in gone] == [2] * len(gone)
+
+
+@pytest.mark.parametrize("option", [option for tool in tools.TOOLS for option in tool.options])
+def test_the_function_of_an_option_is_there(option: str) -> None:
+    assert callable(tools.function_of_option(option))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("figures", "export", "bert-tiny", "-o", "b.onnx", "--no-check", "--report"),
+        ("compare", "verify", FILE, "--against", FILE),
+        ("devices", "verify", FILE, "--device", "cpu"),
+        ("devices", "verify", FILE, "--results", FILE),
+    ],
+    ids=" ".join,
+)
+def test_an_option_whose_tool_is_not_there_says_so(
+    given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with without(hidden_with(given[0])):
+        _runs("example", FILE, "-o", FILE)
+        _runs(*given[1:])
+    assert f"this needs the tool {given[0]} of modelexport" in capsys.readouterr().err
 
 
 @contextmanager

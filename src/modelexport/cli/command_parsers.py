@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import types
 import typing
@@ -27,6 +26,7 @@ from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import error_line
 from modelexport.core.version import __version__
 from modelexport.errors import UsageError
+from modelexport.tools import imported
 
 _OFF = "no_"
 
@@ -126,11 +126,10 @@ def _value_of_option(name: str, default: Any, values: Mapping[str, Any]) -> Any:
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command, as the command line calls it."""
     place = COMMANDS[name].function
-    module, _, function = place.partition(":")
     try:
-        return with_declared_options(getattr(importlib.import_module(module), function))
+        return with_declared_options(imported(place))
     except Exception as error:  # code of another package; if a library is missing, our own line names it
-        if module.startswith("modelexport.") or (isinstance(error, ImportError) and missing_extra(error)):
+        if place.startswith("modelexport.") or (isinstance(error, ImportError) and missing_extra(error)):
             raise
         raise UsageError(f"the command {name} ({place}) cannot be used: {error_line(error)}") from error
 

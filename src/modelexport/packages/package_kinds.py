@@ -7,7 +7,6 @@ whole; the others are subclasses, each in the folder of its tool.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from modelexport.packages.shared_weights import share_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.package import Package, read_package
-from modelexport.tools import kinds_of_tools
+from modelexport.tools import imported, kinds_of_tools
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
@@ -194,11 +193,10 @@ def package_kinds() -> tuple[PackageKind, ...]:
 
 def _imported(place: str) -> PackageKind | None:
     """The kind at a place; ``None``, with a warning, if the code of another package cannot give it."""
-    module, _, name = place.partition(":")
-    if module.startswith("modelexport."):
-        return getattr(importlib.import_module(module), name)
+    if place.startswith("modelexport."):
+        return cast(PackageKind, imported(place))
     try:
-        kind = getattr(importlib.import_module(module), name)
+        kind = imported(place)
         problem = "" if isinstance(kind, PackageKind) else f"it is a {type(kind).__name__}"
     except Exception as error:  # code of another package, which must not end our commands
         problem = f"{type(error).__name__}: {error}"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GROUP = "modelexport.tools"
 """The group of entry points by which other packages add tools."""
@@ -47,6 +47,9 @@ class Tool(NamedTuple):
     kinds: tuple[str, ...] = ()
     """The kinds of packages that it makes: ``package.module:name`` of instances of
     :class:`~modelexport.packages.package_kinds.PackageKind`, in the order in which they are asked about a model."""
+    options: Mapping[str, str] = MappingProxyType({})
+    """Options of commands that are not its own, such as ``verify --device``, to the functions that these call for
+    them. Only tools of this package have such."""
 
 
 def _command(tool: str, name: str, group: str, help_line: str, *, runs_model: bool = False) -> Command:
@@ -61,10 +64,12 @@ def _tool(
     runs_model: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
     kind: str = "",
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> Tool:
     made = {each[0]: _command(name, *each, runs_model=each[0] in runs_model) for each in commands}
     kinds = (f"modelexport.tools.{name}.{kind}",) if kind else ()
-    return Tool(name=name, commands=made, needs=needs, kinds=kinds)
+    functions = {option: f"modelexport.tools.{name}.{function}" for option, function in options.items()}
+    return Tool(name=name, commands=made, needs=needs, kinds=kinds, options=functions)
 
 
 TOOLS = (
@@ -75,8 +80,16 @@ TOOLS = (
         ("values", "look", "run a file, and show the range of each module's values and the first NaN"),
         ("report", "look", "write tree, cost and verification to an HTML page"),
         runs_model=("profile", "values"),
+        options={"export --report": "report_page:write_report_page"},
     ),
-    _tool("compare", ("compare", "check", "show how two files differ, module by module")),
+    _tool(
+        "compare",
+        ("compare", "check", "show how two files differ, module by module"),
+        options={
+            "report --against": "against_file:verify_against",
+            "verify --against": "compare_command:compare_as_verify",
+        },
+    ),
     _tool(
         "cut",
         ("extract", "change", "write modules as separate models"),
@@ -99,6 +112,10 @@ TOOLS = (
         ("kit", "package", "write a folder that runs modules on another machine"),
         ("place", "package", "assign modules to devices"),
         needs=("quantize",),
+        options={
+            "profile --device": "times_alone:time_calls_alone",
+            "verify --device": "device_verification:verify_with_table",
+        },
     ),
     _tool("pipelines", kind="pipeline_kind:KIND"),
     _tool("sentences", kind="sentence_kind:KIND"),
@@ -160,6 +177,21 @@ def with_commands_of_tools(core: Mapping[str, Command]) -> dict[str, Command]:
             if commands.setdefault(name, command) is not command:
                 _warn(f"the command {name} of the tool {tool.name} is left out: there is another {name}")
     return commands
+
+
+def imported(place: str) -> Any:
+    """What is at ``package.module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def function_of_option(option: str) -> Callable[..., Any]:
+    """What an option of another command calls.
+
+    Raises:
+        ImportError: Its tool is not installed.
+    """
+    return imported(next(tool.options[option] for tool in TOOLS if option in tool.options))
 
 
 def kinds_of_tools() -> tuple[str, ...]:

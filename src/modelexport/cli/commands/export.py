@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,10 @@ from modelexport.terminal.model_argument import Loading, ModelChoice, load_for_p
 from modelexport.terminal.printing import print_result
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import INPUTS, JSON, MODEL
+from modelexport.tools import function_of_option
 
 if TYPE_CHECKING:
     from modelexport.exporting.export_result import ExportResult
-    from modelexport.verify.verify_report import VerifyReport
 
 
 def export(
@@ -42,6 +42,7 @@ def export(
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     choice = ModelChoice(model, inputs, loading)
+    write_page = function_of_option("export --report") if report else None
     if (named := names.named) != NamedParts():
         if options.package.parts is not None:
             raise UsageError("--parts finds parts, and --part names them: give one of the two")
@@ -54,7 +55,7 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        export_folder(choice, Path(output), options, report=report, as_json=as_json)
+        export_folder(choice, Path(output), options, write_page=write_page, as_json=as_json)
         return
     if ".onnx" not in Path(output).suffixes:  # it could be meant as a folder
         raise UsageError(f"{output} does not end in .onnx: give {output}.onnx, or for a package a folder, {output}/")
@@ -62,15 +63,16 @@ def export(
     from modelexport.files.atomic_writing import check_writable
 
     options.check_together()
-    page = Path(output).with_suffix(".html") if report else None
-    if page is not None:
+    page = Path(output).with_suffix(".html")
+    if write_page is not None:
         check_writable(page, alone=True)
     stages = stages_on_line()
     result = _export_file(choice, output, names, options, stages)
-    if page is not None:
-        _write_page(result.path, page, stages, {"": result.verified})
+    if write_page is not None:
+        with stages("report"):
+            write_page(result.path, page, verified={"": result.verified})
     show_export.print_warnings(result, options)
-    text = show_export.format_export(result, page)
+    text = show_export.format_export(result, page if report else None)
     print_result(show_export.export_document(result), lambda: text, as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
@@ -114,14 +116,9 @@ def _remarks(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:
     return [*about, "the parts were run with generated inputs"]
 
 
-def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:
-    from modelexport.tools.figures.report_page import write_report_page
-
-    with stages("report"):
-        write_report_page(path, output, verified=verified)
-
-
-def export_folder(choice: ModelChoice, folder: Path, options: Options, *, report: bool, as_json: bool) -> None:
+def export_folder(
+    choice: ModelChoice, folder: Path, options: Options, *, write_page: Callable[..., None] | None, as_json: bool
+) -> None:
     """Export a model to a package, and print what was written."""
     from modelexport.cli import show_package
     from modelexport.core.garbage_collection import only_new_garbage
@@ -145,10 +142,11 @@ def export_folder(choice: ModelChoice, folder: Path, options: Options, *, report
             stages=stages,
         )
     result = replace(result, notes=[*_remarks(choice, loaded, example), *result.notes])
-    page = folder / "report.html" if report else None
-    if page is not None:
-        _write_page(folder, page, stages, {name: part.verified for name, part in result.parts.items()})
-    text = show_package.format_package(result, choice.model, page)
+    page = folder / "report.html"
+    if write_page is not None:
+        with stages("report"):
+            write_page(folder, page, verified={name: part.verified for name, part in result.parts.items()})
+    text = show_package.format_package(result, choice.model, None if write_page is None else page)
     print_result(show_package.package_document(result), lambda: text, as_json=as_json)
     if not result.agrees:
         raise typer.Exit(1)

@@ -18,12 +18,12 @@ from modelexport.terminal.printing import format_headings, print_result
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import FILE, INPUTS, THROUGH, CalibrationData, device_text
 from modelexport.terminal.show_verification import format_verify
+from modelexport.tools import function_of_option
 
 if TYPE_CHECKING:
     from modelexport.core.result_display import Report
     from modelexport.core.timed_stages import Stages
     from modelexport.tables.table import Table
-    from modelexport.tools.devices.device_report import DeviceReport
     from modelexport.verify.verify_report import VerifyReport
 
 
@@ -118,11 +118,9 @@ def verify(
     """
     _check_options(file, other, inputs, extent, on_device, measured, loading, shown)
     if other.against is not None:
-        from modelexport.tools.compare.compare_command import Numbers, compare_numbers
-
-        how: dict[str, Any] = {"bound": other.bound, "provider": on_device.device or CPU, "seed": loading.seed}
-        running = Numbers(**how, as_csv=shown.as_csv, html=shown.html)
-        compare_numbers(file, other.against, extent.modules, running, measured, as_json=shown.as_json)
+        how: dict[str, Any] = {"bound": other.bound, "provider": on_device.device, "seed": loading.seed}
+        how |= {"as_csv": shown.as_csv, "html": shown.html, "as_json": shown.as_json}
+        function_of_option("verify --against")(file, other.against, extent.modules, measured, **how)
         return
     report: Any
     table: Table | None = None
@@ -189,28 +187,13 @@ def _check_options(
 
 def _on_device(
     file: Path, other: ComparedWith, inputs: Path | None, on_device: OnDevice, extent: Extent, seed: int
-) -> tuple[DeviceReport, str, Table]:
+) -> tuple[Any, str, Table]:
     """The report of a file on a device of this machine, or where its kit was run, its text, and where nodes run."""
-    from modelexport.runtime.runner_process import LIMIT
-    from modelexport.tagged.file import read_tagged
-    from modelexport.tools.devices.device_text import format_device
-    from modelexport.tools.devices.device_verification import verify_on_device
-    from modelexport.tools.devices.kits import verify_results
-    from modelexport.tools.devices.placement_table import placement_table
-    from modelexport.traces.tolerances import ON_A_DEVICE
-
-    stages, bound = stages_on_line(), ON_A_DEVICE if other.bound is None else other.bound
-    limit = LIMIT if on_device.limit is None else on_device.limit
-    with stages("verify"):
-        if other.results is not None:
-            report = verify_results(file, other.results, inputs=inputs, bound=bound)
-        else:
-            report = verify_on_device(
-                file, device_text(on_device.device or "cpu", on_device.through), modules=extent.modules, inputs=inputs,
-                bound=bound, limit=limit, keep=not on_device.fresh, fix=on_device.output, seed=seed,
-                progress=stages.tell,
-            )  # fmt: skip
-    return report, format_device(report), placement_table(read_tagged(file), report)
+    device = device_text(on_device.device or "cpu", on_device.through)
+    how = {"modules": extent.modules, "keep": not on_device.fresh, "fix": on_device.output, "seed": seed}
+    given: dict[str, Any] = {"inputs": inputs, "bound": other.bound, "limit": on_device.limit}
+    how |= {name: value for name, value in given.items() if value is not None}
+    return function_of_option("verify --device")(file, device, other.results, **how)
 
 
 def _file(

@@ -119,6 +119,13 @@ def compare_numbers(
         raise typer.Exit(1)
 
 
+def compare_as_verify(
+    file: Path, other: Path, modules: Sequence[str], measured: CalibrationData, *, as_json: bool, **running: Any
+) -> None:
+    """``verify FILE --against OTHER``, the earlier spelling, with fields of :class:`Numbers`."""
+    compare_numbers(file, other, modules, Numbers(**running), measured, as_json=as_json)
+
+
 def _numbers(
     first: Path, second: Path, modules: Sequence[str], running: Numbers, measured: CalibrationData
 ) -> tuple[dict[str, Any], dict[str, str]]:

@@ -17,11 +17,16 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.runner_process import LIMIT
+from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged
+from modelexport.terminal.progress import stages_on_line
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
+from modelexport.tools.devices.device_text import format_device
 from modelexport.tools.devices.found_changes import find_changes
 from modelexport.tools.devices.judged_regions import RegionRuns
+from modelexport.tools.devices.kits import verify_results
+from modelexport.tools.devices.placement_table import placement_table
 from modelexport.tools.quantize.quantize import check_quantized_writable
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
@@ -73,3 +78,22 @@ def verify_on_device(
         if fix is None or report.agrees:
             return report
         return msgspec.structs.replace(report, fix=find_changes(tagged, report, fix, feeds, runs, progress))
+
+
+def verify_with_table(
+    file: Path,
+    device: str,
+    results: Path | None,
+    *,
+    inputs: Path | None = None,
+    bound: float = ON_A_DEVICE,
+    **on_device: Any,
+) -> tuple[DeviceReport, str, Table]:
+    """The report of :func:`verify_on_device`, or of the results of a kit; its text, and where the nodes run."""
+    stages = stages_on_line()
+    with stages("verify"):
+        if results is not None:
+            report = verify_results(file, results, inputs=inputs, bound=bound)
+        else:
+            report = verify_on_device(file, device, inputs=inputs, bound=bound, progress=stages.tell, **on_device)
+    return report, format_device(report), placement_table(read_tagged(file), report)

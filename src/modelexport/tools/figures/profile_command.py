@@ -14,6 +14,7 @@ from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
 from modelexport.terminal.table_options import ONLY, SIZE, TableOptions, selected_calls, show
+from modelexport.tools import function_of_option
 
 LevelName = Literal["all", "extended", "basic", "none"]
 
@@ -72,10 +73,8 @@ def profile(
     if device.compiles and not file.is_dir():
         if compared:
             raise UsageError(f"{device} compiles its graphs: --against and --against-torch go with other devices")
-        from modelexport.tools.devices.times_alone import time_calls_alone
-
         where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
-        table = time_calls_alone(file, device=str(device), tell=stages_on_line().tell, **where)
+        table = function_of_option("profile --device")(file, device=str(device), tell=stages_on_line().tell, **where)
         show({"": table}, "seconds_alone", selectors, shown, file=file)
         return
     if how.through is not None:

@@ -26,6 +26,7 @@ from modelexport.tables.table import Table
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import files_of
+from modelexport.tools import function_of_option
 from modelexport.tools.figures.values import FileValues, values
 from modelexport.traces.array_differences import SAID
 from modelexport.traces.reference_values import reference_path
@@ -101,9 +102,7 @@ def _page(
     other_file, other_cost, pairs, differs = None, None, list[NodePair](), False
     other = against.name if against is not None else ""
     if against is not None:
-        from modelexport.tools.compare.against_file import verify_against
-
-        losses = verify_against(tagged.path, against)
+        losses = function_of_option("report --against")(tagged.path, against)
         differs = losses.verdict == "differ"
         other_cost = cost(against)
         table = cost_against(table, other_cost).with_column(columns.ERROR, losses.errors)
