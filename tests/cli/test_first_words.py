@@ -35,6 +35,25 @@ def modules_after(*arguments: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+INTERRUPTED = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *rest):
+        if name == "modelexport.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    places = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "modelexport", "--version"]
+    done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "modelexport: interrupted; nothing was written\n")
+
+
 def test_the_command_alone_shows_three_examples_and_every_command() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")

@@ -36,6 +36,9 @@ FORMULA_TERMS = 1000
 """Numbers, names and operators of a formula of sizes; a longer one is computed with tensors."""
 TESTED_ELEMENTS = 2**29
 """Elements of all tensors that are computed to tell which classes of ``torch.nn`` the modules of a file are."""
+COMPARED_ELEMENTS = 2**26
+"""Elements of all outputs of a file that are compared with those of its code in PyTorch, and of the tensors of one run
+of a module."""
 MOST_FIELDS = 5_000_000
 """Nodes, initializers, described values and other fields of a graph."""
 LARGEST_OPSET = 2**31 - 1

@@ -64,8 +64,15 @@ def text_without_paths(text: str) -> str:
     return _PATH.sub(shortened_path, text)
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, verb: str = "") -> str:
+    """``1 node``, ``2 nodes``; with ``that are``: ``1 node that is``, ``2 nodes that are``."""
+    if count == 1 and verb:
+        before, space, last = verb.rpartition(" ")
+        verb = before + space + _OF_ONE.get(last, f"{last}s")
+    return f"{count:,} {noun}{'' if count == 1 else 's'}{verb and f' {verb}'}"
+
+
+_OF_ONE = {"are": "is", "were": "was", "have": "has", "cross": "crosses"}
 
 
 def percent_text(share: float) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from modelexport.core.replaced_attributes import attribute_set
-from modelexport.core.text import error_line, first_few, suggest
+from modelexport.core.text import error_line, first_few, plural, suggest
 from modelexport.errors import InputsError, UsageError
 from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.part_runs import NEXT
@@ -150,7 +150,9 @@ def _named(name: str, outputs: Sequence[str] | None, result: Any) -> Iterator[tu
     elif isinstance(result, (tuple, list)) and not hasattr(result, "_fields"):
         names = outputs or [f"{name}.{index}" for index in range(len(result))]
         if len(names) != len(result):
-            raise UsageError(f"{name} returns {len(result)} values, and {len(names)} names are given for them")
+            raise UsageError(
+                f"{name} returns {plural(len(result), 'value')}, and {plural(len(names), 'name', 'are')} given"
+            )
         result = dict(zip(names, result, strict=True))
     yield from tensors_in(result)
 

@@ -22,9 +22,12 @@ def format_retag(report: RetagReport) -> str:
     """The facts that are known about a retagged file, and those that are not."""
     common = f"{report.common:,} of {plural(report.values, 'value')} come from the tagged file"
     lines = [f"{format_coverage(report.coverage)}; {common}"]
-    for title, nodes in (("contain operations of several", report.fused), ("are between several", report.unclear)):
+    for verb, title, nodes in (
+        ("contain", "operations of several", report.fused),
+        ("are", "between several", report.unclear),
+    ):
         if nodes:
-            lines += ["", f"{plural(len(nodes), 'node')} that {title} calls:"]
+            lines += ["", f"{plural(len(nodes), 'node', f'that {verb}')} {title} calls:"]
             rows = [(f"  {n.op_type}", n.name, first_few(n.calls, 4)) for n in nodes[:_LISTED]]
             lines += [align(rows), *rest_of(nodes, _LISTED)]
     if report.initializers:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
@@ -44,7 +45,7 @@ def check_same_entries(of_model: Mapping[str, tuple[str, list[int]]], model: ir.
         first = differing[0]
         there, here = wanted[first], of_model.get(first)
         raise UsageError(
-            f"this is not the model that {path} was exported from: {len(differing)} parameters differ, the first is "
+            f"this is not the model that {path} was exported from: {plural(len(differing), 'parameter', 'differ')}: "
             f"'{first}' ({there[0]}{there[1]} in the file, {f'{here[0]}{here[1]}' if here else 'none'} in the model)"
         )
 

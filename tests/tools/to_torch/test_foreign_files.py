@@ -20,10 +20,12 @@ from torch import nn
 
 import modelexport
 from commands import run
+from modelexport.core.limits import COMPARED_ELEMENTS
 from modelexport.errors import CheckError, ModelExportError
 from modelexport.tools.to_torch import call_layout
 from modelexport.tools.to_torch.layer_operators import OPERATORS
 from modelexport.tools.to_torch.to_torch import torch_source
+from modelexport.tools.to_torch.value_scope import with_names_used_again
 
 FLOAT, INT64, BOOL, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING
 node, info = helper.make_node, helper.make_tensor_value_info
@@ -71,6 +73,20 @@ def test_an_entry_of_one_number_is_an_entry(dynamo: bool, tmp_path: Path) -> Non
         name: entry.numel() for name, entry in model.state_dict().items()
     }
     assert all(torch.equal(entry, back.state_dict()[name]) for name, entry in model.state_dict().items())
+
+
+def test_outputs_that_would_fill_the_memory_are_not_compared(tmp_path: Path) -> None:
+    size = COMPARED_ELEMENTS + 1
+    source = torch_source(saved(tmp_path / "m.onnx", [node("Expand", ["in", "s"], ["out"])], {"s": [size]}, sizes=[1]))
+    assert source.compared(source.model()).startswith("its outputs have 67,108,865 elements")
+
+
+def test_names_are_used_again_in_time_that_grows_with_the_statements() -> None:
+    lines = ["add = f(x)", *(f"add_{place} = f(add_{place - 1})" for place in range(1, 3001))]
+    lines[1] = "add_1 = f(add)"
+    start = time.process_time()
+    assert set(with_names_used_again(["x"], lines)) == {"add = f(x)", "add = f(add)"}
+    assert time.process_time() - start < 5
 
 
 def test_a_number_without_the_name_of_an_entry_stays_a_number(tmp_path: Path) -> None:

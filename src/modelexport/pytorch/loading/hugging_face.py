@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modelexport.core.limits import LARGE_WEIGHTS
-from modelexport.core.text import error_line, first_few
+from modelexport.core.text import error_line, first_few, plural
 from modelexport.errors import ModelLoadError, WeightsError, raised_as
 from modelexport.files.first_module_folder import first_module_folder
 from modelexport.files.named_models import WAYS_TO_NAME_IT, named_folder
@@ -165,7 +165,7 @@ def _dense_notes(weights: Weights, packed: Mapping[str, Scheme]) -> list[str]:
     name, operations = dequantized.__name__, weights.made if packed else {}
     dense = [key for key, names in operations.items() if name in names.split(", ")]
     few = first_few(dense, 3)
-    return [f"{len(dense)} packed weights are not of linear layers and are written dense: {few}"] if dense else []
+    return [f"{plural(len(dense), 'packed weight')} not of linear layers, written dense: {few}"] if dense else []
 
 
 @contextmanager
@@ -328,5 +328,7 @@ def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> li
         few = first_few(missing, 3)
         notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {few}")
     if unused:
-        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {first_few(unused, 3)}")
+        notes.append(
+            f"{plural(len(unused), 'tensor')} of the checkpoint without a place in {kind}: {first_few(unused, 3)}"
+        )
     return notes

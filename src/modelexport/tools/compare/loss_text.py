@@ -27,7 +27,7 @@ def format_losses(report: AgainstReport) -> str:
         (*verdict_cells(call)[:2], _size_of_error(call.per_module), _size_of_error(call.end_to_end))
         for call in listed[:LISTED]
     ]
-    left = f"{plural(len(listed) - LISTED, 'call')} that lose less not shown" if len(listed) > LISTED else ""
+    left = f"{plural(len(listed) - LISTED, 'call', 'that lose')} less not shown" if len(listed) > LISTED else ""
     table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if listed else []
     statuses = Counter(call.status for call in report.calls)
     unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""

@@ -60,8 +60,8 @@ def _where(report: DeviceReport) -> Iterator[str]:
     on = report.whole.nodes.get(report.device.provider, 0)
     off = sum(report.whole.nodes.values()) - on
     if report.whole.nodes:
-        values = plural(report.crossings, "value")
-        yield f"{plural(on, 'node')} on {report.device.name}, {off} elsewhere; {values} cross between them in a run"
+        values = plural(report.crossings, "value", "cross")
+        yield f"{plural(on, 'node')} on {report.device.name}, {off} elsewhere; {values} between them in a run"
     for fallback in report.fallbacks:
         calls = first_few(call or "." for call in fallback.calls)
         yield f"not on {report.device.name}: {plural(len(fallback.nodes), fallback.operator)} in {calls}"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.recipe_files import Recipe, Rule
@@ -126,7 +127,7 @@ class _Search:
 
     def _agrees(self, steps: Sequence[FoundChange]) -> bool:
         """Whether the file is within the bound with more steps."""
-        self._tell(f"{len(steps)} modules: {CHANGES[steps[0].change]}")
+        self._tell(f"{plural(len(steps), 'module')}: {CHANGES[steps[0].change]}")
         region = RegionCutter(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
         return self._runs.run(region).error <= self._bound
 

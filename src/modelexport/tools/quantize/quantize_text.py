@@ -33,7 +33,7 @@ def format_quantized(
             why = "the methods do not quantize what these modules consist of"
             lines.append(f"  no node was quantized: {'all modules are kept' if '.' in result.kept else why}")
         elif not result.methods:
-            lines.append(f"  no node was quantized: {plural(result.quantized_before, 'node')} are quantized already")
+            lines.append(f"  no node was quantized: {plural(result.quantized_before, 'node', 'are')} quantized already")
         if result.left:
             size, share = sum(result.left.values()), sum(result.left.values()) / max(result.bytes_after, 1)
             lines.append(f"  left in float: {bytes_text(size)}, {share:.0%} of the bytes: {first_few(result.left, 3)}")
@@ -62,7 +62,7 @@ def format_search(result: SearchResult) -> str:
     chosen_by, judged_on = result.runs
     batches = f", {result.in_batches:.4g} in padded batches of them" if result.in_batches is not None else ""
     lines = [
-        f"{result.metric} {result.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose{batches}",
+        f"{result.metric} {result.judged:.4g} on {plural(judged_on, 'input', 'that were')} not used to choose{batches}",
         f"  {result.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
         f"has {result.cheapest:.4g}",
         f"  {bytes_text(result.bytes_after)} of weights, from {bytes_text(result.bytes_before)}",

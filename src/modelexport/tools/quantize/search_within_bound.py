@@ -21,6 +21,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import plural
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.files.path_or_model import Source
@@ -231,7 +232,7 @@ def search(
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
         f"the {'fastest' if least == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
-        f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose"
+        f"{measured.name} {judged:.4g} on {plural(len(judging), 'input', 'that were')} not used to choose"
         + (f", {in_batches:.4g} in padded batches of {ROWS}" if in_batches is not None else ""),
     )
     return Search(

@@ -6,7 +6,7 @@ the last digit, and integer products of some processors saturate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.core.limits import CHECKED_BYTES
+from modelexport.core.limits import CHECKED_BYTES, COMPARED_ELEMENTS
 from modelexport.core.text import error_line
 from modelexport.errors import CheckError, FileFormatError, InputsError, UsageError
 from modelexport.files.linked_weights import data_files
@@ -25,6 +25,7 @@ from modelexport.graph.nodes import all_nodes, draws
 from modelexport.graph.properties import drop_tag_attributes, text_of
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import Session, open_session, run_session
+from modelexport.runtime.shapes import elements, find_shapes
 from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tools.to_torch.arrays_as_tensors import as_tensor
 from modelexport.traces.array_differences import Verdict, compare_arrays, verdict_of
@@ -51,20 +52,21 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
     file = load_onnx(path)
     if text_of(file, keys.ENCODING) == "attributes":
         drop_tag_attributes(file)
-    if drawn := next((node for node in all_nodes(file) if draws(node)), None):
-        return f"it draws random numbers ({drawn.op_type})"
+    drawn = next((f"it draws random numbers ({node.op_type})" for node in all_nodes(file) if draws(node)), "")
+    if reason := drawn or _too_many(find_shapes(file).of(value) for value in file.graph.outputs):
+        return reason
     try:
         session = open_session(file, folder=path.parent)
         first = make_random_inputs(file, session)
     except FileFormatError:
         raise
-    except InputsError as error:
-        return str(error).partition("; ")[0]
     except UsageError as error:
-        return str(error)
+        return str(error).partition("; ")[0] if isinstance(error, InputsError) else str(error)
     exact: list[nn.Module] = []
     verdicts: set[Verdict] = set()
     for feeds, outputs in _runs(file, session, first):
+        if too_many := _too_many(array.shape for array in _flat(outputs.values())):
+            return too_many
         verdict, fault = _verdict(model, feeds, _flat(outputs.values()))
         if verdict == "differ":
             exact = exact or [in_float64()]
@@ -75,6 +77,13 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
     if not verdicts:
         return "ONNX Runtime takes none of the inputs that were tried"
     return "" if "agree" in verdicts else "no output has a finite number with the inputs that were tried"
+
+
+def _too_many(shapes: Iterable[tuple[int, ...] | None]) -> str:
+    count = sum(elements(shape) for shape in shapes if shape is not None)
+    return f"its outputs have {count:,} elements, and at most {COMPARED_ELEMENTS:,} are compared" * (
+        count > COMPARED_ELEMENTS
+    )
 
 
 def _runs(file: ir.Model, session: Session, first: Feeds) -> Iterator[tuple[Feeds, Feeds]]:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.limits import COMPARED_ELEMENTS
 from modelexport.errors import UsageError
 from modelexport.tools.to_torch.call_layout import CallLayout
 from modelexport.tools.to_torch.expressions import code, literal, type_name
@@ -121,6 +122,8 @@ def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments])
     kind, calls = getattr(nn, module.class_name, None), [group.call for group in module.running]
     takes_and_gives_one = all(len(layout.inputs[call]) == len(layout.outputs[call]) == 1 for call in calls)
     if not (module.is_from_torch and takes_and_gives_one and calls and isinstance(kind, type)) or module.children:
+        return None
+    if kind is nn.Module:  # a root without a class: nothing to try
         return None
     (integers, floats), state = _numbers(layout, module), _state(layout, module)
     defaults = [each.default for each in inspect.signature(kind).parameters.values() if type(each.default) is float]
@@ -276,7 +279,7 @@ def _spend(layout: CallLayout, elements: int) -> None:
     Raises:
         _TooLargeError: They are more than the limit leaves.
     """
-    if elements > layout.elements_left:
+    if elements > min(layout.elements_left, COMPARED_ELEMENTS):
         raise _TooLargeError
     layout.elements_left -= elements
 

@@ -149,7 +149,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     refuse_damaged_nodes(tagged.model)
     tagged.model.graph.inputs[:] = required_inputs(tagged.model)  # an initializer is a parameter, an argument never
     separate_merged_nodes(tagged)
-    if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
+    if any(None in (value.dtype, value.shape) for node in tagged.model.graph.all_nodes() for value in node.outputs):
         infer_shapes(tagged.model)
     entries = entries_as_nodes(tagged)
     constants = Constants(tagged.model, entries, is_wide=bool(dtype))

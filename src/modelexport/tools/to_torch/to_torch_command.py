@@ -43,8 +43,8 @@ def to_torch(
     ]
     if source.lost:
         lines.append(
-            f"{len(source.lost)} entries of the state_dict cannot be computed from what the file holds, and are zeros "
-            f"that nothing uses: {first_few(source.lost)}"
+            f"{plural(len(source.lost), 'tensor')} of the state_dict cannot be computed from what the file holds: "
+            f"zeros that nothing uses, {first_few(source.lost)}"
         )
     if source.unnamed:
         lines.append(

@@ -221,17 +221,24 @@ def with_names_used_again(arguments: Sequence[str], lines: Sequence[str]) -> lis
     body = "\n".join(f"    {line}" for line in lines)
     function: Any = ast.parse(f"def forward({', '.join(arguments)}):\n{body}").body[0]
     used = [[node for node in ast.walk(each) if isinstance(node, ast.Name)] for each in function.body]
+    places: dict[str, list[tuple[int, ast.Name]]] = {}
+    for place, node in ((place, node) for place, nodes in enumerate(used) for node in nodes):
+        places.setdefault(node.id, []).append((place, node))
+    stored, read = set(arguments), set[str]()  # so far
     for place, statement in enumerate(function.body):
+        for node in used[place]:
+            (stored if isinstance(node.ctx, ast.Store) else read).add(node.id)
         target: Any = statement.targets[0] if isinstance(statement, ast.Assign) else None
         name = target.id if isinstance(target, ast.Name) else ""
         base = re.sub(r"_\d+$", "", name)
         base = base if identifier(base) == base else name  # class_1 cannot be class
-        before, after = ([node for nodes in part for node in nodes] for part in (used[: place + 1], used[place + 1 :]))
-        stored = {node.id for node in before if isinstance(node.ctx, ast.Store)}
-        is_free = base in stored or base in arguments or base not in {node.id for node in before}
-        if base != name and is_free and base not in {node.id for node in after}:
-            for node in (target, *after):
-                node.id = base if node.id == name else node.id
+        is_free = base in stored or base not in read
+        if base != name and is_free and places.get(base, [(-1, target)])[-1][0] <= place:
+            later = [(at, node) for at, node in places.pop(name) if at > place]
+            for _, node in [(place, target), *later]:
+                node.id = base
+            places[base] = later or [(place, target)]
+            stored.add(base)
     return ast.unparse(function.body).splitlines() if lines else []
 
 
