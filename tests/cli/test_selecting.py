@@ -28,7 +28,7 @@ from modelexport.tools.compare.change_checks import check_changes
 from modelexport.tools.cut.replacing import replace
 from modelexport.tools.cut.splitting import split
 from modelexport.tools.cut.substitutes import Identity
-from modelexport.tools.devices.placing import Rule, place
+from modelexport.tools.devices.placing import PlacementRule, place
 
 UNION = ["encoder.layer.[0-1].output", "class:BertAttention", "!/BertModel/BertEncoder/BertLayer.0/**"]
 """A range, a class, and a tag glob that takes away."""
@@ -132,7 +132,7 @@ def test_python_takes_the_same_words(exported: Exporter, tmp_path: Path) -> None
         lambda words: verify_against(path, path, modules=words),
         lambda words: split(tagged, tmp_path / "stages", at=words),
         lambda words: replace(path, words, Identity(), tmp_path / "replaced.onnx"),
-        lambda words: place(tagged, [Rule("gpu", tuple(words))], check=False),
+        lambda words: place(tagged, [PlacementRule("gpu", tuple(words))], check=False),
     ]
     for take in takes:
         take(UNION)

@@ -27,7 +27,7 @@ from modelexport.graph.parameter_plans import parameter_plans
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.tagged.package import Package, read_package
+from modelexport.tagged.package import Package, files_of, read_package
 from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned
 
 Report = TypeVar("Report", bound=msgspec.Struct)
@@ -183,9 +183,7 @@ def _record_samples(path: Path) -> None:
 
 def only_graph(file: str | Path) -> Path:
     """The file itself, or that of the only graph of a package."""
-    if not Path(file).is_dir():
-        return Path(file)
-    files = read_package(file).files
+    files = files_of(file)
     if len(files) > 1:
         raise UsageError(f"data are inputs of one graph, and {file} has {len(files)}: give one of its files")
     return next(iter(files.values()))

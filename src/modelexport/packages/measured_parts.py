@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -31,13 +31,13 @@ from modelexport.runtime.devices import CPU
 from modelexport.runtime.fitted_inputs import check_names
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.sessions import Level, open_session, run_session
-from modelexport.tables.costs import CostTable, cost, read_one
+from modelexport.tables.costs import CostTable, cost
 from modelexport.tables.profiles import ModuleProfile, profile, profile_in_turns, time_in_turns
 from modelexport.tables.side_by_side import profile_against
 from modelexport.tables.table import Table
 from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.package import read_package
+from modelexport.tagged.package import files_of, read_package
 from modelexport.traces.inputs_and_example_sizes import random_feeds, sizes_of_other
 
 PREFILL, DECODE = "prefill", "decode"
@@ -183,8 +183,8 @@ class PartUse:
     """The name of the part, and in parentheses what it runs if it has two uses."""
 
     def named(self, table: AnyTable, folder: Path) -> AnyTable:
-        """A table with the name of the package and of the part."""
-        return replace(table, name=f"{folder.resolve().name}: {self.part}", part=self.part)
+        """A table with the name of the package and of the part; that of a file keeps its own."""
+        return replace(table, name=f"{folder.resolve().name}: {self.part}", part=self.part) if self.part else table
 
 
 def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
@@ -198,8 +198,6 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str
         UsageError: No part has a dynamic axis of a name in ``sizes``.
     """
     path = as_path(path)
-    if not path.is_dir():
-        return {"": cost(path, sizes)}
     return {name: use.named(cost(use.tagged, use.sizes), path) for name, use in uses_of(path, sizes or {}).items()}
 
 
@@ -243,8 +241,7 @@ def profile_parts(
             measured = profile_against(*profile_in_turns(use.tagged, others[name], **how))
         else:
             measured = profile(use.tagged, **how)
-        table = replace(measured.table, name=use.name, part=use.part) if path.is_dir() else measured.table
-        profiles[name] = replace(measured, table=table)
+        profiles[name] = replace(measured, table=use.named(measured.table, path))
     return profiles
 
 
@@ -268,24 +265,21 @@ def time_parts_in_turns(
     }
 
 
-class _Use(NamedTuple):
+@dataclass(frozen=True)
+class _PartRun(PartUse):
     """One use of one part, with its inputs and where they come from."""
 
-    tagged: TaggedFile
     inputs: Mapping[str, Any] | str | Path | None
-    sizes: Mapping[str, int]
     source: str = ""
-    name: str = ""
-    part: str = ""
 
 
 def _uses_with_inputs(
     path: Path, inputs: Mapping[str, Any] | str | Path | None, sizes: Mapping[str, int], provider: str, seed: int
-) -> dict[str, _Use]:
+) -> dict[str, _PartRun]:
     """The uses of the parts of a package with their inputs; a file is a package of one part without a name."""
-    if not path.is_dir():
-        return {"": _Use(read_one(path), inputs, sizes)}
     uses = uses_of(path, sizes)
+    if "" in uses:
+        return {"": _PartRun(uses[""].tagged, sizes, "", inputs)}
     user_inputs = read_feeds(Path(inputs), seed) if isinstance(inputs, str | Path) else dict(inputs or {})
     taken = (value.name or "" for use in uses.values() for value in use.tagged.model.graph.inputs)
     check_names(user_inputs, taken, str(path))
@@ -295,9 +289,8 @@ def _uses_with_inputs(
         feeds_of_parts = generation_feeds(generator, tagged, user_inputs, sizes, provider, seed)
     else:
         feeds_of_parts = chained_feeds(uses, user_inputs, provider, seed)
-    folder = path.resolve().name
     return {
-        name: _Use(uses[name].tagged, feeds, {}, source, f"{folder}: {uses[name].part}", uses[name].part)
+        name: _PartRun(uses[name].tagged, {}, uses[name].part, feeds, source)
         for name, (feeds, source) in feeds_of_parts.items()
     }
 
@@ -325,7 +318,7 @@ def _same_uses(path: Path, other: Path, uses: Mapping[str, object]) -> dict[str,
         FileFormatError: A file is missing or damaged, or the folder is not a package.
         UsageError: It does not have these parts.
     """
-    others = {name: use.tagged for name, use in uses_of(other, {}).items()} if other.is_dir() else {"": read_one(other)}
+    others = {name: use.tagged for name, use in uses_of(other, {}).items()}
     if others.keys() != uses.keys():
         raise UsageError(
             f"{other} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
@@ -335,8 +328,10 @@ def _same_uses(path: Path, other: Path, uses: Mapping[str, object]) -> dict[str,
 
 
 def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
-    """The uses of the parts of a package by name, in the order in which they run."""
-    files = {name: read_tagged(file) for name, file in read_package(path).files.items()}
+    """The uses of the parts of a package by name, in the order in which they run; a file is one without a name."""
+    files = {name: read_tagged(file) for name, file in files_of(path).items()}
+    if "" in files:
+        return {"": PartUse(files[""], sizes, "")}
     symbols = {name: _open(tagged) for name, tagged in files.items()}
     known = [symbol for of_part in symbols.values() for symbol in of_part]
     for name in sizes:

@@ -15,7 +15,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.format.keys import LAYER_ANNOTATION
 from modelexport.graph.node_owners import owner_of
-from modelexport.tools.devices.placing import Rule, place
+from modelexport.tools.devices.placing import PlacementRule, place
 
 
 @pytest.mark.parametrize("name", ["blocks", "condition", "llama", "swin", "module-dict", "albert"])
@@ -64,7 +64,7 @@ RULES = [
 @pytest.mark.parametrize("rules", RULES)
 def test_a_node_goes_by_the_innermost_module_that_a_rule_names(rules: list[str], exported: Exporter) -> None:
     tagged = load(exported("llama").path)
-    settings = place(tagged, [Rule.parse(rule) for rule in rules], check=False).settings
+    settings = place(tagged, [PlacementRule.parse(rule) for rule in rules], check=False).settings
     for node in tagged.nodes:
         stack = [str(call) for call in tagged.calls.stack(owner_of(node).call)]
         wanted: list[tuple[int, int, str]] = []
@@ -82,7 +82,7 @@ def test_a_node_goes_by_the_innermost_module_that_a_rule_names(rules: list[str],
 def test_a_session_puts_every_module_where_the_rule_says(name: str, exported: Exporter) -> None:
     tagged = load(exported(name).path)
     kids = [call for call in tagged.calls.children[ModuleCall("")] if any(True for _ in tagged.nodes_of(call))]
-    placement = place(tagged, [Rule("cpu", (str(kids[0]),)), Rule("gpu", (str(kids[-1]),))])
+    placement = place(tagged, [PlacementRule("cpu", (str(kids[0]),)), PlacementRule("gpu", (str(kids[-1]),))])
     by_call = {call.call: call for call in placement.calls}
     assert by_call[str(kids[0])].state == "placed"
     assert set(by_call[str(kids[0])].providers) == {"CPUExecutionProvider"}
@@ -94,7 +94,7 @@ def test_a_session_puts_every_module_where_the_rule_says(name: str, exported: Ex
 
 def test_one_call_of_a_module_can_be_placed_alone(exported: Exporter) -> None:
     tagged = load(exported("blocks").path)
-    settings = place(tagged, [Rule("cpu", (".",)), Rule("gpu", ("shared@1",))], check=False).settings
+    settings = place(tagged, [PlacementRule("cpu", (".",)), PlacementRule("gpu", ("shared@1",))], check=False).settings
     sent = {node: matched(settings, node.metadata_props[LAYER_ANNOTATION]) for node in tagged.nodes}
     second = set(tagged.nodes_of(ModuleCall("shared", 1)))
     assert {node for node, device in sent.items() if device == "gpu"} == second
@@ -117,17 +117,17 @@ def test_retag_writes_the_annotations_that_a_tool_lost(exported: Exporter, tmp_p
         node.metadata_props.clear()
     ir.save(model, tmp_path / "changed.onnx")
     with pytest.raises(UsageError):
-        place(load(tmp_path / "changed.onnx"), [Rule("cpu", ("stem",))])
+        place(load(tmp_path / "changed.onnx"), [PlacementRule("cpu", ("stem",))])
     retag(tmp_path / "changed.onnx", source=source, output=tmp_path / "back.onnx")
-    place(load(tmp_path / "back.onnx"), [Rule("cpu", ("stem",))])
+    place(load(tmp_path / "back.onnx"), [PlacementRule("cpu", ("stem",))])
 
 
 def test_invalid_rules_and_rules_that_match_nothing_are_errors(exported: Exporter) -> None:
     tagged = load(exported("blocks").path)
     with pytest.raises(UsageError, match="did you mean stem"):
-        place(tagged, [Rule("cpu", ("stm",))])
+        place(tagged, [PlacementRule("cpu", ("stm",))])
     for text in ("cpu", "cpu:", "cpu: ", ": stem", "g(pu: stem"):
         with pytest.raises(UsageError, match="is not a rule"):
-            Rule.parse(text)
+            PlacementRule.parse(text)
     with pytest.raises(UsageError, match="there is no device 'NoneExecutionProvider'"):
-        place(tagged, [Rule("cpu", ("stem",))], providers=["NoneExecutionProvider"])
+        place(tagged, [PlacementRule("cpu", ("stem",))], providers=["NoneExecutionProvider"])

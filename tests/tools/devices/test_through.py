@@ -139,11 +139,6 @@ def test_a_python_without_onnxruntime_is_said(tmp_path: Path) -> None:
         find_device(f"cpu through env PYTHONPATH={tmp_path}")
 
 
-def test_an_empty_command_is_refused(product: Path) -> None:
-    done = run("verify", product, "--through", "")
-    assert (done.returncode, "--through is empty" in done.stderr) == (2, True)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="Debian's package qemu-user is not installed")
 def test_an_emulated_processor_without_vnni_saturates(product: Path) -> None:

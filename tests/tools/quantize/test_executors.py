@@ -128,8 +128,7 @@ def test_jobs_of_the_command_give_the_same_document(
 
 
 def test_jobs_without_a_search_are_refused(chain: Path, tmp_path: Path) -> None:
-    done = run("quantize", chain, "-o", tmp_path / "out.onnx", "--to", "int8-dynamic", "--jobs", "2")
-    assert (done.returncode, "--jobs are for a search" in done.stderr) == (2, True)
+    assert run("quantize", chain, "-o", tmp_path / "out.onnx", "--to", "int8-dynamic", "--jobs", "2").returncode == 2
 
 
 def test_workers_of_dask_give_the_same(chain: Path, here: Any) -> None:

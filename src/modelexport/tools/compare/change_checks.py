@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.core.result_display import Report
 from modelexport.core.tags import CallFacts, RecordedTags
 from modelexport.errors import InputsError
 from modelexport.files.path_or_model import Source
@@ -47,7 +48,7 @@ class CostChange(msgspec.Struct, frozen=True):
     """Whether the second is more than 1 % above the first."""
 
 
-class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeReport(Report, msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of two files, and the aspects that differ."""
 
     comparison: FileComparison
@@ -59,6 +60,18 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
     failed: list[Aspect]
     """The requested aspects that differ."""
     asked: list[Aspect]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all requested aspects are the same; if none was requested, whether all modules are."""
+        alike = not (self.failed if self.asked else self.comparison.differs)
+        return alike and all(output.status == "agree" for output in self.outputs or ())
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The document that ``modelexport compare --json`` prints: the comparison and the requested aspects."""
+        names = ("asked", "failed", "outputs", "tried", "costs") if self.asked else ()
+        return msgspec.to_builtins(self.comparison) | {name: getattr(self, name) for name in names}
 
 
 def check_changes(

@@ -86,7 +86,7 @@ def compare(
         name: check_changes(*files, aspects, values=structure.values, modules=selectors, inputs=structure.inputs)
         for name, files in _same_parts(first, second).items()
     }
-    documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
+    documents = {name: report.document for name, report in reports.items()}
     show = show_comparison.format_markdown if structure.markdown else show_comparison.format_changes
     text = format_headings({name: show(report) for name, report in reports.items()})
     print_result(document_of_parts(documents), lambda: text, as_json=as_json)

@@ -238,16 +238,6 @@ def _verdict(report: ChangeReport, aspect: Aspect, alike: str) -> str:
     return f"{alike} (inputs: {', '.join(report.tried)})"
 
 
-def changes_document(report: ChangeReport) -> dict[str, Any]:
-    """The document that ``modelexport compare --json`` prints: the comparison and the requested aspects."""
-    document: dict[str, Any] = msgspec.to_builtins(report.comparison)
-    if report.asked:
-        document |= {"asked": report.asked, "failed": report.failed}
-        document |= {"outputs": msgspec.to_builtins(report.outputs), "tried": report.tried}
-        document |= {"costs": msgspec.to_builtins(report.costs)}
-    return document
-
-
 def format_markdown(report: ChangeReport) -> str:
     """A Markdown summary, for instance for a pull request."""
     comparison = report.comparison

@@ -31,14 +31,14 @@ _DEVICES: Mapping[str, Sequence[str]] = {"gpu": ("cuda", "dml"), "npu": ("qnn", 
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlacementRule:
     """A device, or a provider by name, and the modules that are assigned to it."""
 
     device: str
     selectors: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Rule:
+    def parse(cls, text: str) -> PlacementRule:
         """``gpu: model.layers.[0-11] model.norm``: a device, a colon and a space, selectors."""
         device, _, modules = text.partition(": ")
         if not (device.strip() and modules.split()) or set(device) & set("(),;"):
@@ -86,7 +86,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 def place(
     source: Source | TaggedFile,
-    rules: Iterable[str | Rule],
+    rules: Iterable[str | PlacementRule],
     *,
     check: bool = True,
     providers: Sequence[str] = (),
@@ -114,7 +114,7 @@ def place(
                 f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
                 "export it again, or write new ones with `modelexport retag`"
             )
-    assignments = _assignments(tagged, [Rule.parse(rule) if isinstance(rule, str) else rule for rule in rules])
+    assignments = _assignments(tagged, [PlacementRule.parse(rule) if isinstance(rule, str) else rule for rule in rules])
     devices = {
         node.name or "": assignments[owner.call].device
         if (owner := owner_of(node)) and owner.call in assignments
@@ -171,7 +171,7 @@ class _Assignment(NamedTuple):
     device: str
 
 
-def _assignments(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Assignment]:
+def _assignments(tagged: TaggedFile, rules: Sequence[PlacementRule]) -> dict[ModuleCall, _Assignment]:
     """The device of each call: by the rule for the innermost enclosing call, of several by the last."""
     assignments: dict[ModuleCall, _Assignment] = {}
     for index, rule in enumerate(rules):

@@ -76,13 +76,12 @@ def write_report_page(
     sizes = sizes or {}
     if against is not None:
         sizes = common_sizes(path, against, sizes)
-    whole = None if Path(path).is_dir() else read_tagged(path)
-    tables = cost_parts(path, sizes) if whole is None else {"": cost(whole, sizes)}
+    tables = cost_parts(path, sizes)
     times = profile_parts(path, sizes=sizes, provider=provider, against=against) if profiled else {}
     pages = []
     for name, table in tables.items():
         # A part that takes prompts and single tokens alike is there twice.
-        tagged = whole or read_tagged(files.get(name) or files[DECODE])
+        tagged = read_tagged(files.get(name) or files[DECODE])
         known = (verified or {}).get(name if name in files else DECODE)
         computed = values(tagged, data, processor=processor) if with_values or data is not None else None
         pages.append(_page(name, table, tagged, times.get(name), against, known, computed))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from modelexport.core.result_display import Shown
 from modelexport.core.text import plural
 from modelexport.core.timed_stages import with_progress
 from modelexport.errors import UsageError
@@ -47,8 +48,8 @@ class Sensitivity(msgspec.Struct, frozen=True):
     """The bytes by which the weights of the calls become smaller."""
 
 
-@dataclass(frozen=True)
-class SensitivityReport:
+@dataclass(frozen=True, repr=False)
+class SensitivityReport(Shown):
     """The result of :func:`sensitivity`."""
 
     table: Table

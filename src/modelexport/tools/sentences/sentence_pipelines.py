@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError, raised_as
 from modelexport.files.first_module_folder import SENTENCE_TRANSFORMER, first_module_folder
@@ -102,8 +103,8 @@ def load_library(directory: Path, dtype: torch.dtype | str, trust_remote_code: b
         import sentence_transformers
     except ImportError as error:
         raise ModelLoadError(
-            f"{directory} is a model of sentence-transformers, which is not installed: pip install "
-            "'modelexport[sentences]', or export its transformer alone with --bare"
+            f"{directory} is a model of sentence-transformers: {missing_extra(error) or error_line(error)}, "
+            "or export its transformer alone with --bare"
         ) from error
     settings = directory / "config_sentence_transformers.json"
     whole = read_json(settings, ModelLoadError, "copy or download it again") if settings.is_file() else {}
