@@ -74,7 +74,8 @@ def test_names_of_parameters_tell_calls_where_names_of_nodes_do_not(tmp_path: Pa
     path = chain(nodes, tmp_path / "m.onnx")
     assert owners(path) == ["net.0.fc", "net.0", "net.0.out", "net", "net.1.fc", ""]
     assert modelexport.load(path).found_calls.sentence == (
-        "no tags: 7 calls from the names of parameters (3 nodes); 3 nodes by neighbors"
+        "no tags: 7 calls from the names of parameters (3 nodes); 3 nodes by neighbors; "
+        "classes with ? are guesses from operators"
     )
 
 
@@ -329,7 +330,8 @@ def test_a_file_with_tags_keeps_its_sidecar_beside_one_without(exported: Exporte
     assert done.returncode == 0
     assert f"{coverage.exact} exact, {coverage.derived} derived" in done.stdout
     assert "each file is compared as one module" in done.stdout
-    assert done.stderr == f"{path} has no tags: 4 calls from the scopes in names of nodes (2 nodes)\n"
+    assert done.stderr.startswith(f"{path} has no tags: 4 calls from the scopes in names of nodes (2 nodes)")
+    assert done.stderr.count("\n") == 1
 
 
 def test_weights_in_constant_nodes_count_as_weights(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -23,6 +24,7 @@ import pytest
 from commands import run
 from modelexport import tools
 from modelexport.cli import command_list
+from modelexport.core.declared_options import option
 from modelexport.errors import ToolWarning, UsageError
 from modelexport.packages import package_kinds
 
@@ -256,3 +258,18 @@ def test_a_command_of_another_package_has_a_heading_of_its_own_and_its_faults_ar
         command_parsers.load_command("weigh")
     with pytest.raises(TypeError, match=r"file of .*undeclared is not declared"):
         command_parsers.with_declared_options(undeclared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "fits"),
+    [(int, 10, True), (int, -1, True), (int, "ten", False), (int, None, False), (int | None, None, True),
+     (float, 1, True), (bool, True, True), (str, 1, False), (Sequence[str], (), True), (Path, ..., True)],
+)  # fmt: skip
+def test_a_default_that_its_annotation_does_not_allow_is_refused(kind: Any, default: Any, fits: bool) -> None:
+    from modelexport.cli import command_parsers
+
+    def command(top: int = option(default, "How many.")) -> None: ...
+
+    command.__annotations__["top"] = kind
+    with nullcontext() if fits else pytest.raises(TypeError, match=r"the default of top is .*does not allow"):
+        command_parsers.with_declared_options(command)

@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.overwrite_guard import FOLLOW, MARKS, ReadMark, WrittenMark, guarded
+from modelexport.core.checked_arguments import fits
 from modelexport.core.declared_options import Declared, declared, heading
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import error_line
@@ -81,6 +82,9 @@ def _typer_parameter(
     name: str, kind: Any, option: Declared | None, default: Any, panel: str | None = None
 ) -> inspect.Parameter:
     assert option is not None, f"{name} is not declared"
+    known = abs(default) if type(default) is int else default  # it may be below zero
+    if known is not ... and not any(fits(known, each) for each in (kind, option.type or kind)):
+        raise TypeError(f"the default of {name} is {default!r}, which its annotation {kind} does not allow")
     kind, word = option.type or kind, name.replace("_", "-")
     flags = (option.flag or f"--{word}").split()
     if default is True:  # an option that turns it off

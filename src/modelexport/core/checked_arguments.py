@@ -42,7 +42,7 @@ def with_checked_arguments(function: _Function) -> _Function:
                 raise TypeError(f"{function.__name__}: {error}; {_to_call(function, args, kwargs)}") from None
             given = {}  # the function says what it takes, which may be more than it shows
         for name, value in given.items():
-            if not _fits(value, hints[name]):
+            if not fits(value, hints[name]):
                 text = re.sub(r"(collections\.abc|pathlib|typing)\.", "", inspect.formatannotation(hints[name]))
                 wanted = re.sub(r"\bint\b", "int of 0 or more", text)
                 shown = shortened(" ".join(repr(value).split()), 80)
@@ -82,12 +82,13 @@ def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
         return Any
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """Whether an annotation allows a value; whole numbers below zero are never allowed."""
     kind, inside = get_origin(hint) or hint, get_args(hint)
     if kind is Literal:
         return any(isinstance(value, type(choice)) and value == choice for choice in inside)
     if kind in (Union, UnionType):
-        return any(_fits(value, choice) for choice in inside)
+        return any(fits(value, choice) for choice in inside)
     if not isinstance(kind, type) or kind is Any:
         return True
     if not isinstance(value, _TAKEN.get(kind, kind)) or (isinstance(value, str | bytes) and inside):
@@ -95,4 +96,4 @@ def _fits(value: Any, hint: Any) -> bool:
     if not isinstance(value, Collection):
         return kind is not int or cast(int, value) >= 0
     parts = zip((value, value.values()) if isinstance(value, Mapping) else (value,), inside, strict=False)
-    return all(kind_inside is Any or all(_fits(each, kind_inside) for each in part) for part, kind_inside in parts)
+    return all(kind_inside is Any or all(fits(each, kind_inside) for each in part) for part, kind_inside in parts)

@@ -39,6 +39,18 @@ def test_an_option_of_runs_runs_both_files_even_if_it_is_given_its_default(tmp_p
     assert "differ: y is off by" in commands.run("compare", *files, option).stdout
 
 
+@pytest.mark.parametrize("how", [(), ("--numbers",)])
+def test_files_that_are_the_same_bytes_are_said_to_be(tmp_path: Path, how: tuple[str, ...]) -> None:
+    files = (written(tmp_path / f"{name}.onnx", SCALED % 1) for name in "ab")
+    assert "\nthe files are the same bytes\n" in f"\n{commands.run('compare', *files, *how).stdout}"
+
+
+def test_modules_in_the_order_of_their_losses_are_not_indented_as_a_tree(tmp_path: Path) -> None:
+    files = (written(tmp_path / f"{n}.onnx", (SCALED % n).replace("/b/Mul_1", "/b/c/Mul_1")) for n in (1, 2))
+    rows = commands.run("compare", *files, "--numbers").stdout.partition("\nOWN")[0].splitlines()
+    assert [row[:4] for row in rows if not row.startswith("MODULE")] == ["b   ", "c   "]
+
+
 @pytest.mark.parametrize(("factor", "status"), [("1", "agree"), ("2", "differ")])
 def test_a_call_has_the_loss_of_its_own_output_behind_one_that_is_a_sequence(
     tmp_path: Path, factor: str, status: str

@@ -189,6 +189,7 @@ def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
         assert (after > before) == pairs
         assert done.returncode == 0
     assert "quantized already" in done.stdout
+    assert "next: " not in done.stdout
 
 
 def test_a_constant_with_tags_as_attributes_is_converted_to_half_precision() -> None:

@@ -210,6 +210,8 @@ def test_a_first_module_that_is_not_a_transformer_has_its_weights_in_memory(pool
     tokenizer = Tokenizer.from_file(str(pooled / "model" / "tokenizer.json"))
     sentence_transformers.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)]).save(str(tmp_path))
     assert load_pipeline(tmp_path, weights="files").weights is None
+    done = run("export", tmp_path, "-o", tmp_path / "m.onnx")
+    assert "StaticEmbedding, the first module of this model, takes input_ids and offsets, and" in done.stderr
 
 
 @pytest.mark.parametrize("listed", ["{}", "[]", '[{"path": "../other"}]'])

@@ -21,6 +21,7 @@ from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.tagged.encodings.metadata import write_tags
 from modelexport.tagged.found_calls.calls_from_stacks import place_by_stacks
 from modelexport.tagged.found_calls.local_functions import inline_functions
+from modelexport.tagged.found_calls.operator_classes import MARK
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.tagged.found_calls.parameter_names import read_parameter_names
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, read_fx_nodes, read_metadata
@@ -70,7 +71,9 @@ class FoundCalls:
         listed = ", ".join(f"{text} ({plural(count, 'node')})" for text, count in counted.items())
         inferred = self.sources[CallSource.NEIGHBOURS]
         rest = f"; {plural(inferred, 'node')} by neighbors" if inferred else ""
-        return f"{tags}: {plural(len(self.tags.calls), 'call')} from {listed}{rest}"
+        guesses = any(module.class_name.endswith(MARK) for module in self.tags.tree)
+        marked = f"; classes with {MARK} are guesses from operators" if guesses else ""
+        return f"{tags}: {plural(len(self.tags.calls), 'call')} from {listed}{rest}{marked}"
 
 
 def find_calls(model: ir.Model, *, were_lost: bool = False) -> FoundCalls:

@@ -34,6 +34,7 @@ from modelexport.runtime.varied_inputs import negated
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.tools.compare.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
+from modelexport.tools.compare.comparison import notes_of_equal_bytes
 from modelexport.tools.compare.node_by_node import run_node_by_node
 from modelexport.tools.compare.output_comparison import OutputComparison, RunOutputs
 from modelexport.tools.compare.paired_values import paired_values, ports_of
@@ -116,7 +117,7 @@ def verify_against(
         provider=provider,
         bound=limit,
         judged=judged,
-        notes=measured.notes,
+        notes=[*notes_of_equal_bytes(first_file.path, second_file.path), *measured.notes],
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
         cause=measured.cause,
     )

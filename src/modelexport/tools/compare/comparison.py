@@ -7,6 +7,7 @@ compared: that is ``compare --numbers``.
 
 from __future__ import annotations
 
+import filecmp
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.linked_weights import weights_faults
+from modelexport.files.linked_weights import data_files, weights_faults
 from modelexport.files.path_or_model import Source
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
@@ -62,6 +63,7 @@ def compare(
     left, right = (_Side(file, plans, chosen if modules else None) for file, plans in zip(files, held, strict=True))
     notes: list[str] = []
     facts = left.facts(notes), right.facts(notes)
+    notes += notes_of_equal_bytes(*(file.path for file in files))
     both = [call for call in left.calls if call in right.calls and call in chosen]
     changed = [change for call in both if (change := _changed(call, left, right))]
     return FileComparison(
@@ -76,6 +78,13 @@ def compare(
         notes=notes,
         selected=bool(modules),
     )
+
+
+def notes_of_equal_bytes(first: Path, second: Path) -> list[str]:
+    """A note if two files are the same, byte by byte, which says whether they have weights in other files."""
+    if not (first.is_file() and second.is_file() and filecmp.cmp(first, second, shallow=False)):
+        return []
+    return ["the files are the same bytes" + ", apart from the weights beside them" * bool(data_files(first))]
 
 
 def _pair_by_name(

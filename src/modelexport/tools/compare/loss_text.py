@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import align, percent_text, plural
-from modelexport.terminal.show_verification import LISTED, calls_with_nodes, verdict_cells
+from modelexport.terminal.show_verification import LISTED, calls_with_nodes
 
 if TYPE_CHECKING:
     from modelexport.tools.compare.against_report import AgainstReport, Loss
@@ -21,12 +21,11 @@ _LOSSES = (
 
 def format_losses(report: AgainstReport) -> str:
     """The calls that lose most, the worst first, the outputs, and the verdict."""
-    rows = [("MODULE", "CALL", "OWN", "IN ALL")]
+    rows: list[tuple[str, ...]] = [("MODULE", "CALL", "OWN", "IN ALL")]
     listed = report.listed
-    rows += [
-        (*verdict_cells(call)[:2], _size_of_error(call.per_module), _size_of_error(call.end_to_end))
-        for call in listed[:LISTED]
-    ]
+    for call in listed[:LISTED]:
+        losses = map(_size_of_error, (call.per_module, call.end_to_end))
+        rows.append((call.tag.rpartition("/")[2], call.address or ".", *losses))
     left = f"{plural(len(listed) - LISTED, 'call', 'that lose')} less not shown" if len(listed) > LISTED else ""
     table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if listed else []
     statuses = Counter(call.status for call in report.calls)

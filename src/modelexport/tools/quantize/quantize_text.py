@@ -49,7 +49,7 @@ def format_quantized(
             if turns.slower:
                 lines.append("  slower here: --least time, with --data and --within, finds methods that are faster")
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
-    if source.is_dir():
+    if source.is_dir() or not any(result.methods for result in results.values()):
         return "\n".join(lines)
     on = ("--data", data) if data is not None else ("--numbers",)
     compared, timed = ("compare", source, output, *on), ("profile", source, "--against", output)

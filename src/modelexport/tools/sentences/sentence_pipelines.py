@@ -160,7 +160,20 @@ def _modes(module: nn.Module) -> str:
 
 
 def pipeline_parts(model: SentencePipeline) -> list[ModelPart]:
-    """The parts of a pipeline in the order in which they run, with example inputs."""
+    """The parts of a pipeline in the order in which they run, with example inputs.
+
+    Raises:
+        ModelLoadError: Its first module takes something else than token ids and a mask.
+    """
+    taken: dict[str, Any] = {}
+    with suppress(Exception):  # a folder without a tokenizer
+        taken = model.library[0].preprocess(["a"])
+    if taken and "attention_mask" not in taken:
+        first = type(next(model.children())).__name__
+        raise ModelLoadError(
+            f"{first}, the first module of this model, takes {' and '.join(taken)}, and packages give token ids and a "
+            "mask: export a module of your own that makes these of them, as FILE.py:FUNCTION"
+        )
     ids = torch.arange(10).view(2, 5) + 1
     mask = torch.ones_like(ids)
     mask[0, -1] = 0
