@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,3 +64,21 @@ def test_warnings_of_numpy_are_not_shown(file: Path) -> None:
 @pytest.mark.parametrize("command", [name for name in COMMANDS if "data" in signature(load_command(name)).parameters])
 def test_a_command_that_reads_texts_takes_the_folder_of_a_tokenizer(command: str) -> None:
     assert "processor" in signature(load_command(command)).parameters
+
+
+@pytest.mark.parametrize("free", [0, 2**30])
+def test_an_error_of_a_library_names_the_folder_for_temporary_files_if_it_is_full(
+    free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    (tmp_path / "m.onnx").write_bytes(b"damaged")
+    said = "the folder for temporary files, has 0 bytes free" in commands.run("cost", tmp_path / "m.onnx").stderr
+    assert said == (free == 0)
+
+
+@pytest.mark.parametrize("wrong", ["none.onnx", "a.onnx"])
+def test_an_error_that_is_known_does_not_name_the_folder_for_temporary_files(
+    wrong: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert "temporary" not in commands.run("cost", file.with_name(wrong), "--top", "x").stderr

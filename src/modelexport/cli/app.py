@@ -42,6 +42,8 @@ _EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((.+)\)")
 _NO_NUMBER = "it is not a number, as 0.02 is, which is 2 %"
 _GIVEN_WITH = {"--model": "a model", "--module": "a module"}
 """The options that take what people give as an argument."""
+_LEAST_FREE = 2**26
+"""Bytes that libraries need in the folder for temporary files, at least."""
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
 
@@ -103,7 +105,8 @@ def _run(before: int) -> int:
         LINE.start(raw(sys.stderr), next((word for word in words if word in COMMANDS), ""))
         status = get_command(app)(words, prog_name="modelexport", complete_var=_COMPLETE, standalone_mode=False)
     except errors.ModelExportError as error:
-        status = _fail(str(error), error.exit_status, listed=isinstance(error, errors.UntaggedNodeError))
+        listed = isinstance(error, errors.UntaggedNodeError)
+        status = _fail(str(error) + _temporary_folder(error), error.exit_status, listed=listed)
     except TyperException as error:
         status = _fail(_misused(error), errors.UsageError.exit_status)
     except Interrupted as signal:
@@ -149,6 +152,21 @@ def _unexpected(error: Exception) -> tuple[str, int]:
         return text, errors.NotWrittenError.exit_status
     again = command_line("--debug", *(word for word in sys.argv[1:] if word != "--debug"))
     return f"internal error: {type(error).__name__}: {error}; report it with what `{again}` prints", _INTERNAL
+
+
+def _temporary_folder(error: errors.ModelExportError) -> str:
+    """What to say if a library raised an error while the folder for temporary files was almost full: what it could not
+    write there is missing to it later, and it says something else.
+    """
+    import shutil
+    import tempfile
+
+    if error.__cause__ is None or isinstance(error.__cause__, OSError):  # which says what is wrong
+        return ""
+    free = shutil.disk_usage(folder := tempfile.gettempdir()).free
+    if free >= _LEAST_FREE:
+        return ""
+    return f"; {folder}, the folder for temporary files, has {free:,} bytes free: make room, or set TMPDIR"
 
 
 def _misused(error: Any) -> str:
