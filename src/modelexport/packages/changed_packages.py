@@ -39,11 +39,12 @@ NewTensors = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
 RECIPE, WEIGHTS = "recipe.yaml", "weights.data"
 
 
-def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
+def update_package(folder: Path, state_dict: Path, output: Path, *, strict: bool = False) -> UpdateResult:
     """Write a package with new weights of the same shapes and the same graphs.
 
     Args:
         state_dict: A ``.safetensors`` file with every entry that a part uses.
+        strict: Refuse entries that the module does not have.
 
     Raises:
         WeightsError: The weights do not fit. Lists every entry that does not fit.
@@ -55,7 +56,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     weights = WeightsInFile(state_dict)
 
     def changed(file: Path) -> NewTensors:
-        plans, tied, read = planned(file, onnx_models.load_onnx(file), weights)
+        plans, tied, read = planned(file, onnx_models.load_onnx(file), weights, strict)
         used.update(tied)
         return ((value, plan, new_tensor(file, value, plan, read)) for value, plan in plans.items())
 

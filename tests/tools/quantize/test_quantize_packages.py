@@ -75,6 +75,15 @@ def test_parameters_of_two_parts_at_one_place_are_not_updated(tmp_path: Path, mo
         update_package(tmp_path / "shared", tmp_path / "new.safetensors", tmp_path / "updated")
 
 
+def test_surplus_entries_of_a_package_are_refused_with_strict(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(2)))
+    modelexport.export(model, torch.ones(2, 16), tmp_path / "m.onnx", check=False)
+    modelexport.split(tmp_path / "m.onnx", tmp_path / "stages", stages=2)
+    save_file(model.state_dict() | {"2.weight": torch.zeros(16, 16)}, tmp_path / "new.safetensors")
+    done = run("update-weights", "stages/", "new.safetensors", "-o", "updated/", "--strict", cwd=tmp_path)
+    assert (done.returncode, "2.weight" in done.stderr) == (2, True)
+
+
 def test_a_selector_has_to_match_in_one_part(stages: Path, tmp_path: Path) -> None:
     results = modelexport.quantize_package(stages, tmp_path / "out", to="int8-weights", only=["lm_head"])
     assert [bool(result.methods) for result in results.values()] == [False, True]

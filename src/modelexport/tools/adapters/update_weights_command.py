@@ -39,7 +39,7 @@ def update_weights(
         raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     if weights.suffix == ".onnx":
         raise UsageError(f"{weights} is a model, not weights: give update-weights {weights} {file}")
-    result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output, strict=strict)
+    result = (update_package if file.is_dir() else run)(file, weights, output, strict=strict)
     text = (
         f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
         f"transformed; {result.unused} entries not used, {result.kept} constants kept"

@@ -16,7 +16,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural
 from modelexport.errors import RunError, UsageError
-from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.path_or_model import Source
 from modelexport.format.dtypes import LARGEST_FLOAT16
 from modelexport.graph.copies import copy_of
 from modelexport.graph.missing_types import fill_types
@@ -144,12 +144,10 @@ def values(
             which ``cpu`` does not do with all integers.
 
     Raises:
-        FileFormatError: The file, or the data, is missing or cannot be read.
+        FileFormatError: The file, or the data, is missing or cannot be read, or the file is a folder.
         InputsError: The inputs do not fit the file.
-        UsageError: The file is a folder, or a node cannot be computed.
+        UsageError: A node cannot be computed.
     """
-    if not isinstance(file, TaggedFile) and (file := as_path(file)).is_dir():
-        raise UsageError(f"{file} is a folder: give one of the files in it")
     tagged = as_tagged(file)
     if data is None:
         with runnable(tagged.path, tagged.encoding) as path:
