@@ -1,4 +1,4 @@
-"""What is half an integer but for the last bits of a float64 is rounded to the even one, in each run."""
+"""What is an integer, or half of one, but for its last bits is taken for it in each run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from modelexport.pytorch.runs.exact_rounding import quantized, rounded
+from modelexport.pytorch.runs.exact_rounding import quantized, written_out
 from modelexport.traces.file_run import FileRun
 
 NEAR_HALF = np.array([2.5, 2.5 * (1 - 2**-50), 2.5 * (1 + 2**-50), 3.5 * (1 - 2**-50), -127.5 * (1 + 2**-50)])
@@ -15,7 +15,29 @@ EVEN = [2, 2, 2, 4, -128]
 
 
 def test_in_pytorch() -> None:
-    assert rounded(torch.from_numpy(NEAR_HALF)).tolist() == EVEN
+    round_in_float64 = written_out(torch.ops.aten.round.default)
+    assert round_in_float64 is not None
+    assert round_in_float64(torch.from_numpy(NEAR_HALF)).tolist() == EVEN
+
+
+@pytest.mark.parametrize("off", [-3e-8, 3e-8])
+@pytest.mark.parametrize("operator", ["ceil", "floor", "trunc", "_to_copy"])
+def test_pytorch_makes_the_integer_of_float32(operator: str, off: float) -> None:
+    function = written_out(getattr(torch.ops.aten, operator).default)
+    assert function is not None
+    how = {"dtype": torch.int64} if operator == "_to_copy" else {}
+    assert function(torch.tensor([2 + off], dtype=torch.float64), **how).tolist() == [2]
+
+
+@pytest.mark.parametrize("off", [-3e-8, 3e-8])
+@pytest.mark.parametrize("operator", ["Ceil", "Floor", "Cast"])
+def test_a_file_makes_the_integer_of_float32(operator: str, off: float) -> None:
+    x = ir.val("x", ir.DataType.FLOAT, [1])
+    node = ir.node(operator, [x], {"to": ir.DataType.INT64} if operator == "Cast" else {})
+    node.outputs[0].name = "y"
+    graph = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 20})
+    run = FileRun(ir.Model(graph, ir_version=10), in_float64_for="float32")
+    assert run.run({"x": np.array([2 + off])})["y"].tolist() == [2]
 
 
 def test_in_a_quantizer_of_pytorch() -> None:

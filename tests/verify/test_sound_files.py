@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -299,6 +300,43 @@ class TimesAngles(nn.Sequential):
 def test_numbers_of_sizes_that_are_rounded_to_half_precision(tmp_path: Path) -> None:
     model = TimesAngles(Angles(), nn.Linear(4, 4)).bfloat16()
     assert proven(model, (torch.randn(2, 5, 4).bfloat16(),), tmp_path, dynamic=True, frontend="dynamo").agrees
+
+
+class Buckets(nn.Module):
+    """Embeds the logarithms of positions: whole numbers in float32, and a little less or more in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = (torch.arange(x.shape[1]) + 1).float()
+        return x * self.rows(((positions / 8).log() / math.log(16) * 8).long() + 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_integers_of_numbers_that_are_computed_from_sizes(
+    dtype: torch.dtype, frontend: Literal["dynamo", "torchscript"], tmp_path: Path
+) -> None:
+    model, x = Buckets().to(dtype), torch.randn(2, 17, 4).to(dtype)
+    export(model, (x,), tmp_path / "x.onnx", frontend=frontend, dynamic=True, check=False)
+    assert verify(model, (x,), tmp_path / "x.onnx", others=False).agrees
+
+
+class Rounded(nn.Module):
+    """Adds a number that Python rounds: 100 times 0.575 is a little below 57.5."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + round(x.shape[1] * 0.575)
+
+
+@pytest.mark.slow
+def test_a_number_of_sizes_that_python_rounds(tmp_path: Path) -> None:
+    x = torch.randn(2, 100)
+    export(Rounded(), (x,), tmp_path / "x.onnx", dynamic=True, check=False)
+    assert verify(Rounded(), (x,), tmp_path / "x.onnx", others=False).agrees
 
 
 class Roots(nn.Module):

@@ -29,6 +29,7 @@ from modelexport.graph.missing_types import fill_types
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.node_computation import NodeComputation, NodeError
+from modelexport.traces.numpy_kernels import without_last_bits
 
 Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
 """Called with a node, its inputs, one of its outputs and the array for that; gives the array that its users get."""
@@ -259,23 +260,25 @@ class _Run:
         rounded to float32 where a tensor is computed with it.
         """
 
-        def rounded(array: Any) -> Any:
+        def is_of_python(array: Any) -> bool:
             is_number = isinstance(array, np.ndarray) and array.size == 1 and array.dtype == np.float64
-            is_number = is_number and self._of_sizes.get(id(array)) is array and self._rounds(array)
-            return self._of.nodes.rounded(array) if is_number else array
+            return is_number and self._of_sizes.get(id(array)) is array and self._rounds(array)
 
+        def counted(value: ir.Value | None, array: Any) -> Any:
+            in_double = value is not None and value.dtype is ir.DataType.DOUBLE
+            is_float = isinstance(array, np.ndarray) and array.dtype == np.float64
+            return without_last_bits(array) if is_float and not (in_double and is_of_python(array)) else array
+
+        if self._of.is_wide and _makes_whole_numbers(node):
+            inputs = [*map(counted, node.inputs, inputs)]
         if not self._of.rounds_numbers:
             return self._of.nodes.compute(node, inputs)
         if of_sizes:
-            counted = node.inputs[0] if _makes_whole_numbers(node) else None
-            if counted is not None and counted.dtype is not ir.DataType.DOUBLE:
-                inputs = [
-                    array.astype(np.float32).astype(array.dtype) for array in inputs
-                ]  # a runtime counts in float32
             outputs = self._of.nodes.compute(node, inputs)
             if all(getattr(array, "size", 0) == 1 for array in outputs):
                 return outputs
-        return self._of.nodes.compute(node, [*map(rounded, inputs)])
+        rounded = [self._of.nodes.rounded(array) if is_of_python(array) else array for array in inputs]
+        return self._of.nodes.compute(node, rounded)
 
     def _with_graphs(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
         walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan, "SequenceMap": self._sequence_map}

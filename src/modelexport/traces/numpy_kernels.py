@@ -87,9 +87,17 @@ class ReduceLogSumExp(OpRun):
         return (np.logaddexp.reduce(x, along, None, None, bool(keepdims)),)  # type: ignore[call-overload]  # any bool
 
 
-TIES = 2.0**30
-"""Numbers are rounded to multiples of its inverse before they are rounded to integers: what is half an integer but for
-the last bits of a float64 is rounded to the even one in every run."""
+def without_last_bits(x: Any, where: Callable[..., Any] = np.where) -> Any:
+    """Numbers in float64, rounded to 22 bits, before an integer is made of them; whole numbers as they are.
+
+    A model in float32 has an integer there, or half of one, where its numbers are in float64 off by the rounding of a
+    constant. In two runs that add in another order, the same integer is made of them.
+
+    Args:
+        where: The function of this name of the library whose array ``x`` is.
+    """
+    large = x * (2.0**31 + 1)
+    return where(x == x.round(), x, large - (large - x))
 
 
 class QuantizeLinear(QuantizeLinear_21):
@@ -98,7 +106,7 @@ class QuantizeLinear(QuantizeLinear_21):
     ) -> tuple[Any, ...]:
         if x.dtype == np.float64 and scale.ndim < 2:
             sizes = [-1, *[1] * (x.ndim - axis % x.ndim - 1)] if scale.ndim and x.ndim else []
-            x, scale = np.rint(x / scale.reshape(sizes) * TIES) / TIES, np.array(1.0)
+            x, scale = without_last_bits(x / scale.reshape(sizes)), np.array(1.0)
         wanted = {name: how[name] for name in ("saturate", "output_dtype") if name in how}
         return super()._run(x, scale, zero_point, axis=axis, block_size=block_size, **wanted)
 
@@ -335,7 +343,6 @@ def by_element(name: str, function: Callable[[Any], Any]) -> type[OpRun]:
 
 HardSwish = by_element("HardSwish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
 Mish = by_element("Mish", lambda x: x * np.tanh(np.logaddexp(x, 0)))
-Round = by_element("Round", lambda x: np.rint(np.rint(x * TIES) / TIES if x.dtype == np.float64 else x))
 Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
 
 KERNELS = {
@@ -343,7 +350,7 @@ KERNELS = {
     for kernel in (
         AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, by_element("Erf", erf), GatherElements, GatherND,
         Gelu, GlobalLpPool, GlobalMaxPool, GridSample, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN,
-        LSTM, MaxPool, MeanVarianceNormalization, Mish, QuantizeLinear, ReduceLogSumExp, Resize, RNN, Round,
+        LSTM, MaxPool, MeanVarianceNormalization, Mish, QuantizeLinear, ReduceLogSumExp, Resize, RNN,
         ScatterElements, ScatterND, Softmax, SoftmaxCrossEntropyLoss, Softplus, Split,
     )
 }  # fmt: skip

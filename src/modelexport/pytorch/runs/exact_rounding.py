@@ -1,4 +1,4 @@
-"""Operators that round, as PyTorch's run and its file compute them in float64: what is a tie in one is one in both.
+"""Operators that make integers, as PyTorch's run and its file compute them in float64: both make the same.
 
 A sum that is computed in another order is off in its last bits, and half an integer would be rounded up in one run and
 down in the other. The operators of quantization are written out, since PyTorch has them for float32 alone.
@@ -12,18 +12,35 @@ from typing import Any
 
 import torch
 
-from modelexport.traces.numpy_kernels import TIES
+from modelexport.traces.numpy_kernels import without_last_bits
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """``torch.round`` of numbers that are off in their last bits."""
-    return torch.round(torch.round(x * TIES) / TIES) if x.is_floating_point() else x
+def _counted(x: Any) -> Any:
+    """Numbers as integers are made of them."""
+    return without_last_bits(x, torch.where) if x.dtype is torch.float64 else x
+
+
+def _makes_whole(operator: Any) -> dict[str, Callable[..., Any]]:
+    """An operator and its variant that writes into its argument, by their names."""
+    name = f"aten::{operator.__name__}"
+    return {name: lambda x: operator(_counted(x)), f"{name}_": lambda x: x.copy_(operator(_counted(x)))}
+
+
+def _converted(x: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    makes_integers = dtype is not None and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    return torch.ops.aten._to_copy.default(_counted(x) if makes_integers else x, dtype=dtype, **how)
+
+
+def _divided(x: Any, other: Any, *, rounding_mode: str | None) -> Any:
+    if rounding_mode != "trunc" or x.dtype is not torch.float64:
+        return torch.div(x, other, rounding_mode=rounding_mode)
+    return torch.trunc(_counted(torch.div(x, other)))
 
 
 def quantized(x: torch.Tensor, scale: Any, zero_point: Any, low: int, high: int, axis: int | None = None) -> Any:
     """The integers of a quantization, as ``x`` has its numbers."""
     scale, zero_point = _along(scale, x, axis), _along(zero_point, x, axis)
-    return (rounded(x.double() / scale) + zero_point).clamp(low, high)
+    return (torch.round(_counted(x.double() / scale)) + zero_point).clamp(low, high)
 
 
 def _along(value: Any, x: torch.Tensor, axis: int | None) -> Any:
@@ -47,7 +64,12 @@ def _observed(
 
 
 _WRITTEN_OUT: dict[str, Callable[..., Any]] = {
-    "aten::round": rounded,
+    **_makes_whole(torch.ceil),
+    **_makes_whole(torch.floor),
+    **_makes_whole(torch.round),
+    **_makes_whole(torch.trunc),
+    "aten::_to_copy": _converted,
+    **dict.fromkeys(("aten::div.Tensor_mode", "aten::div.Scalar_mode"), _divided),
     "aten::fake_quantize_per_tensor_affine_cachemask": _there_and_back,
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": lambda x, scale, zero, on, low, high: (
         _there_and_back(x, scale, zero, low, high)
