@@ -508,30 +508,3 @@ def test_auto_tells_both_reasons_where_both_fail(tmp_path: Path) -> None:
     case = models.case("data-dependent")
     with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*the front end torchscript failed too:.*DecisionError"):
         export(case.build(), case.inputs(), tmp_path / "x.onnx")
-
-
-class Force(nn.Module):
-    """The derivative of an energy, as models of molecules return it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.energy = nn.Linear(3, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return -torch.autograd.grad(self.energy(x).tanh().sum(), x)[0]
-
-
-class FunctionalForce(Force):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return -torch.func.grad(lambda one: self.energy(one).tanh().sum())(x)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(Force(), id="autograd"), pytest.param(FunctionalForce(), id="func", marks=pytest.mark.slow)],
-)
-def test_a_model_that_differentiates_is_refused_with_a_way_out(model: nn.Module) -> None:
-    with pytest.raises(CaptureError, match="export the module that they are taken of"):
-        capture(model.eval(), (torch.randn(2, 3),), "dynamo")

@@ -33,11 +33,9 @@ from modelexport.capture.dynamo_owners import (
 )
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import (
-    DIFFERENTIATES,
     OTHER_OPERATIONS,
     capture_reason,
     check_returned,
-    differentiates,
     failure,
     in_one_line,
     translated_node,
@@ -131,8 +129,6 @@ def capture_by_dynamo(
             failed, cause = _explained(error, recorder, way_out(model, error)), error
     if failed is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
-        if differentiates(model, inputs):
-            failed = CaptureError(f"{failed.problem}{DIFFERENTIATES}", address=failed.address, reason=failed.reason)
         raise failed from cause
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):

@@ -16,8 +16,6 @@ from modelexport.capture.quantizers_in_training import STILL_OBSERVED
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import chained, name_of_code
 from modelexport.errors import CaptureError, UsageError
-from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
 
 
@@ -49,29 +47,6 @@ _SCRIPTED = (
     "a module is a ScriptModule with loops, or called with several sizes: export the model as it was before "
     "torch.jit.script"
 )
-DIFFERENTIATES = (
-    "; it computes derivatives in forward, which cannot be captured: export the module that they are taken of, or "
-    "write them out as operations"
-)
-
-
-def differentiates(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a run of the model reads what PyTorch keeps for derivatives."""
-    read: list[torch.Tensor] = []
-
-    def noted(tensor: torch.Tensor) -> torch.Tensor:
-        read.append(tensor)
-        return tensor
-
-    args, kwargs = run_arguments(inputs)
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, noted)
-    with untouched(model):
-        try:
-            with hooks:
-                model(*args, **kwargs)
-        except RuntimeError:  # of a model that runs without them: torch.func differentiates, and refuses such hooks
-            return True
-    return bool(read)
 
 
 def failure(error: BaseException, call: ModuleCall | None, reason: str, explanation: str) -> CaptureError:

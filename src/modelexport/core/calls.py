@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+_T = TypeVar("_T")
 LATER_CALL = re.compile(r"(?P<path>.*)@(?P<index>[0-9]{1,18})", re.DOTALL)
 """The address of a call that is not the first; no module may have such a path."""
 _RULE_CHARACTERS = re.compile(r"[,;()=%\s]")
@@ -142,7 +143,7 @@ class CallTree:
         return calls
 
 
-def common_stack(stacks: Iterable[Sequence[ModuleCall]]) -> tuple[ModuleCall, ...]:
-    """The longest stack that all of them begin with."""
+def common_stack(stacks: Iterable[Sequence[_T]]) -> tuple[_T, ...]:
+    """The longest stack that all of them begin with: of calls, or of the names in a path."""
     levels = zip(*stacks, strict=False)
     return tuple(level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels))

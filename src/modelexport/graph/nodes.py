@@ -159,10 +159,12 @@ def may_be(first: ir.Shape | None, second: ir.Shape | None) -> bool:
 
 
 def undefined_values(model: ir.Model) -> list[str]:
-    """The names of the values that nodes use and that nothing computes; a runtime refuses such a model."""
+    """The names of the values that nodes or outputs use and nothing computes; a runtime refuses such a model."""
     used = (value for node in all_nodes(model) for value in node.inputs if value is not None)
     undefined = (
-        value for value in used if value.producer() is None and not (value.is_graph_input() or value.is_initializer())
+        value
+        for value in (*used, *model.graph.outputs)
+        if value.producer() is None and not (value.is_graph_input() or value.is_initializer())
     )
     return list(dict.fromkeys(value.name or "" for value in undefined))
 

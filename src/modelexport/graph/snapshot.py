@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,9 +70,9 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
     tensors = {value.name or "": value.const_value for value in initializers(model)}
     constant = set(tensors)
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]] = {}
-    for index, (scope, node) in enumerate(scoped_nodes(model)):
-        taken = [None if value is None else f"{scope}{value.name}" for value in node.inputs]
-        outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
+    for index, node in enumerate(nodes_of(model.graph)):
+        taken = [None if value is None else value.name or "" for value in node.inputs]
+        outputs = [(value.name, value) for value in node.outputs if value.name]
         attributes = dict(node.attributes.data)
         produced = tuple([name for name, _ in outputs])
         nodes.append(
@@ -93,12 +93,3 @@ def take_mark(node: ir.Node) -> int | None:
     index = node.meta.pop(_MARK, None)
     assert index is None or isinstance(index, int)
     return index
-
-
-def scoped_nodes(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
-    """Every node, with a prefix that makes the names in the body of its function unique in the file."""
-    for node in nodes_of(model.graph):
-        yield "", node
-    for function in model.functions.values():
-        for node in nodes_of(function):
-            yield "::".join((*function.identifier(), "")), node

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from modelexport.graph.node_owners import set_owner
-from modelexport.graph.nodes import IDENTITY, enclosing_nodes, initializers
-from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
+from modelexport.graph.nodes import IDENTITY, all_nodes, enclosing_nodes, initializers
+from modelexport.graph.snapshot import SourceGraph, SourceNode, take_mark
 from modelexport.lineage.derived_and_inferred_owners import DerivedOwners, LostCalls, complete_owners, owner_of_replaced
 from modelexport.lineage.matching.by_position import are_equal
 
@@ -31,23 +31,22 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
     Returns:
         The name of each value of the source to its value in the changed graph, if there is one.
     """
-    scopes = {node: scope for scope, node in scoped_nodes(changed)}
-    state = _State(source, scopes)
+    nodes, state = list(all_nodes(changed)), _State(source)
     state.values.update((value.name or "", value) for value in (*changed.graph.inputs, *initializers(changed)))
-    for node in scopes:
+    for node in nodes:
         state.match_outputs(node)
-    for node in reversed(scopes):
+    for node in reversed(nodes):
         for index in state.matches.get(node, ()):
             state.match_inputs(node, source.nodes[index])
     lost, derived = LostCalls(source, state.values), DerivedOwners()
-    for node in scopes:
+    for node in nodes:
         replaced = [source.nodes[index] for index in state.matches.get(node, ())]
         same = bool(replaced) and node.op_identifier() == replaced[0].op
         owning = [call for before in replaced if before.owner is not None for call in before.owner.calls]
         behind = [{} if same else lost.behind(before.inputs, owning) for before in replaced]
         set_owner(node, owner_of_replaced(replaced, behind, derived, same=same))
-    new = [node for node in scopes if node not in state.matches]
-    complete_owners(list(scopes), new, enclosing_nodes(scopes), derived)
+    new = [node for node in nodes if node not in state.matches]
+    complete_owners(nodes, new, enclosing_nodes(nodes), derived)
     for name in source.producer:
         if name not in state.values and (value := state.values.get(state.unchanged(name))) is not None:
             state.values[name] = value
@@ -57,8 +56,6 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
 @dataclass
 class _State:
     source: SourceGraph
-    scopes: dict[ir.Node, str]
-    """Every node of the changed graph to the prefix of its names, which is empty outside of functions."""
     matches: dict[ir.Node, list[int]] = field(default_factory=dict)
     """Changed node to the source nodes that it replaces; the one that produces its output first."""
     values: dict[str, ir.Value] = field(default_factory=dict)
@@ -74,8 +71,8 @@ class _State:
 
     def _makers(self, node: ir.Node) -> list[int]:
         """The source nodes that make the values of a node, in their order: several for one that was fused."""
-        labels = [label for value in node.outputs if (label := self._label(value)) in self.source.producer]
-        return list(dict.fromkeys(self.source.producer[label] for label in labels))
+        names = [name for value in node.outputs if (name := value.name or "") in self.source.producer]
+        return list(dict.fromkeys(self.source.producer[name] for name in names))
 
     def match_inputs(self, node: ir.Node, before: SourceNode) -> None:
         """Match the inputs of a node with those of its source node, position by position."""
@@ -84,7 +81,7 @@ class _State:
         if not are_equal(node.attributes, before.attributes):
             return
         for value, name in zip(node.inputs, before.inputs, strict=True):
-            if value is None or name is None or name in self.values or self._label(value) == name:
+            if value is None or name is None or name in self.values or value.name == name:
                 continue
             index = self.source.producer.get(name)
             producer = value.producer()
@@ -121,9 +118,4 @@ class _State:
         """Record the outputs of a matched node: by position if the operator is the same, and by name."""
         if before.op == node.op_identifier() and len(before.outputs) == len(node.outputs):
             self.values.update(zip(before.outputs, node.outputs, strict=True))
-        self.values.update((label, v) for v in node.outputs if (label := self._label(v)) in self.source.producer)
-
-    def _label(self, value: ir.Value) -> str:
-        """The name that a value would have in the snapshot."""
-        producer = value.producer()
-        return f"{self.scopes.get(producer, '') if producer is not None else ''}{value.name}"
+        self.values.update((name, v) for v in node.outputs if (name := v.name or "") in self.source.producer)

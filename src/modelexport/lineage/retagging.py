@@ -141,7 +141,6 @@ def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport
         )
     check_weights_files(tagged.model)
     model, inlined = _flat(changed, tagged)
-    _check_outputs(changed, model)
     check_weights_files(model)
     return write_retagged(model, tagged, output, changed=changed, inlined=inlined)
 
@@ -288,7 +287,9 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     name_values_apart(model)
     if undefined := undefined_values(model):
         names = shortened(", ".join(undefined), 200)
-        raise FileFormatError(f"{path} is damaged: its nodes use {names}, which nothing computes: the tool lost it")
+        raise FileFormatError(
+            f"{path} is damaged: nothing computes {names}, which its nodes or outputs use: the tool lost it"
+        )
     if tagged.encoding == "attributes":
         drop_tag_attributes(model)
     return model, inlined
@@ -313,19 +314,6 @@ def _forget_names(model: ir.Model) -> None:
             for value in node.outputs:
                 value.name = f"inlined_{number}"
                 number += 1
-
-
-def _check_outputs(path: Path, model: ir.Model) -> None:
-    """Refuse a file that lacks the node of an output, as some tools write them."""
-    lacking = [
-        value.name or ""
-        for value in model.graph.outputs
-        if value.producer() is None and not value.is_graph_input() and not value.is_initializer()
-    ]
-    if lacking:
-        raise FileFormatError(
-            f"{path} is damaged: no node computes its output {lacking[0]}; the tool failed on this model"
-        )
 
 
 def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:

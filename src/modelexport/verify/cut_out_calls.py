@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from modelexport.core.calls import Side
 from modelexport.errors import UsageError
 from modelexport.files.manifest_file import folder_of_stages
 from modelexport.format.cut_record import CutRecord, CutValue
-from modelexport.format.dtypes import dtype_name
-from modelexport.graph.nodes import may_be, required_inputs
+from modelexport.format.documents import CallTensor
+from modelexport.graph.boundaries import match_values
+from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.trace import SeenTensor, Trace
 
@@ -63,25 +64,10 @@ def results_of_cut(tagged: TaggedFile, cut: CutRecord, reference: Trace) -> dict
 def _tensors(
     tagged: TaggedFile, values: Sequence[ir.Value], known: Sequence[CutValue], reference: Trace, side: Side
 ) -> dict[ir.Value, SeenTensor]:
-    """The tensors that the record names; of a value of which it does not tell, the only one
-    that is left of its type and shape.
-    """
+    """The tensors that the record names; those of other values that fit, as :func:`match_values` has them."""
     seen = {tensor.place.name: tensor for tensor in reference.side(tagged.top, side)}
-    by_value = {v: seen[each.tensor] for v, each in zip(values, known, strict=False) if each.tensor in seen}
-    left = [tensor for tensor in seen.values() if tensor not in by_value.values()]
-    fitting: Mapping[ir.Value, list[SeenTensor]] = {
-        value: [
-            tensor
-            for tensor in left
-            if value.dtype is not None
-            and tensor.dtype == dtype_name(value.dtype)
-            and may_be(value.shape, ir.Shape(tensor.shape))
-        ]
-        for value, each in zip(values, known, strict=False)
-        if each.tensor is None
-    }
-    chosen = [tensors[0] for tensors in fitting.values() if len(tensors) == 1]
-    by_value |= {
-        v: t[0] for v, t in fitting.items() if len(t) == 1 and sum(t[0] is candidate for candidate in chosen) == 1
-    }
-    return {value: by_value[value] for value in values if value in by_value}
+    pairs = [(value, each.tensor) for value, each in zip(values, known, strict=False)]
+    named = {name: value.name for value, name in pairs if name in seen}
+    tensors = [CallTensor(name, tensor.dtype, list(tensor.shape), named.get(name)) for name, tensor in seen.items()]
+    matched = match_values([value for value, name in pairs if name is None or name in seen], tensors)
+    return {value: seen[matched[value].name] for value in values if value in matched}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import onnxruntime
 
 from modelexport.core.text import plural
 from modelexport.errors import InputsError
+from modelexport.pytorch.inputs.other_sizes import names_in_file
 from modelexport.pytorch.nested_tensors import Inputs, as_array, tensors_in
 from modelexport.runtime.sessions import input_names
 
@@ -21,15 +21,9 @@ def feeds(inputs: Inputs, runs: onnxruntime.InferenceSession) -> dict[str, Any]:
 
 def under_names(inputs: Inputs, wanted: Sequence[str]) -> dict[str, Any]:
     """The same for a list of names. More may be given than the file takes: exporters omit inputs without effect."""
-    arrays = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
-    by_name = {name: arrays.get(_plain(name.removeprefix("input."))) for name in wanted}
-    if all(array is not None for array in by_name.values()):
-        return by_name
-    if len(arrays) != len(wanted):
-        raise InputsError(f"the file takes {plural(len(wanted), 'input')} ({', '.join(wanted)}), not {len(arrays)}")
-    return dict(zip(wanted, arrays.values(), strict=True))
-
-
-def _plain(name: str) -> str:
-    """The name that the exporter writes: ``past.0`` becomes ``past_0``."""
-    return re.sub(r"\W", "_", name)
+    names = names_in_file(inputs, wanted)
+    arrays = {names[name]: as_array(tensor) for name, tensor in tensors_in(inputs) if name in names}
+    if arrays.keys() != {*wanted}:
+        count = len(list(tensors_in(inputs)))
+        raise InputsError(f"the file takes {plural(len(wanted), 'input')} ({', '.join(wanted)}), not {count}")
+    return {name: arrays[name] for name in wanted}

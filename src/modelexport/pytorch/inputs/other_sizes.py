@@ -5,6 +5,7 @@ A symbol has one size wherever it occurs, also in sums (``past + sequence``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -19,18 +20,22 @@ from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 
 
-def _matching_name(name: str, known: Collection[str]) -> str | None:
-    """The name of an input in a file."""
-    wanted = name.replace(".", "_")
-    return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
+def names_in_file(inputs: Inputs, wanted: Sequence[str]) -> dict[str, str]:
+    """The name of each tensor in inputs to that of a file's input: the same, or, if names differ, that in order."""
+    names = [name for name, _ in tensors_in(inputs)]
+    by_plain = {_plain(name.removeprefix("input.")): name for name in wanted}
+    same = {name: by_plain[_plain(name)] for name in names if _plain(name) in by_plain}
+    return dict(zip(names, wanted, strict=True)) if len(same) < len(names) == len(wanted) else same
+
+
+def _plain(name: str) -> str:
+    """The name that the exporter writes: ``past.0`` becomes ``past_0``."""
+    return re.sub(r"\W", "_", name)
 
 
 def inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
-    """The name of each tensor in inputs to that of a file's input: the same, or, if names differ, that in order."""
-    wanted = [value.name or "" for value in required_inputs(model)]
-    names = [name for name, _ in tensors_in(inputs)]
-    same = {name: match for name in names if (match := _matching_name(name, wanted)) is not None}
-    return dict(zip(names, wanted, strict=True)) if len(same) < len(names) == len(wanted) else same
+    """The name of each tensor in inputs to that of a file's input (:func:`names_in_file`)."""
+    return names_in_file(inputs, [value.name or "" for value in required_inputs(model)])
 
 
 def changeable_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:

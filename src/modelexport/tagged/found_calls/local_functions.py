@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from modelexport.core.calls import common_stack
 from modelexport.core.owners import Evidence
 from modelexport.graph.copies import copy_of
 from modelexport.graph.inlined_functions import inline_calls
@@ -109,13 +110,7 @@ def _initializer_name(value: ir.Value) -> str | None:
 
 def _find_paths(calls: list[_Call]) -> None:
     for call in reversed(calls):  # calls inside come later
-        enclosing = [name.split(".")[:-1] for name in call.keys]
-        common = list(enclosing[0]) if enclosing else []
-        for parts in enclosing[1:]:
-            same = 0
-            while same < min(len(common), len(parts)) and common[same] == parts[same]:
-                same += 1
-            del common[same:]
+        common = list(common_stack(name.split(".")[:-1] for name in call.keys))
         taken = {inner.path for inner in call.inside}
         while common and ".".join(common) in taken:
             common.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -27,7 +27,8 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
     before: dict[ir.Node, ModuleCall | None] = {}
     behind: dict[ir.Node, ModuleCall | None] = {}
     enclosing = enclosing_nodes(nodes)
-    order = _makers_first(nodes)
+    in_functions = (node for function in model.functions.values() for node in _inner_first(function))
+    order = [*_inner_first(model.graph), *in_functions]
     for node in order:
         makers = (value.producer() for value in values_taken(node))
         before[node] = _owned(node) or nearest(before.get(maker) for maker in makers if maker is not None)
@@ -71,23 +72,12 @@ def _owned(node: ir.Node) -> ModuleCall | None:
     return None if owner is None else owner.call
 
 
-def _makers_first(nodes: list[ir.Node]) -> list[ir.Node]:
-    """The nodes in an order in which each comes after those whose values it takes; nodes in branches before theirs."""
-    ordered: dict[ir.Node, None] = {}
-    for start in nodes:
-        pending = [(start, False)]
-        while pending:
-            node, is_done = pending.pop()
-            if node in ordered:
-                continue
-            if is_done:
-                ordered[node] = None
-                continue
-            pending.append((node, True))
-            makers = (value.producer() for value in values_taken(node))
-            inside = (inner for graph in nested_graphs(node) for inner in graph)
-            pending.extend((other, False) for other in (*makers, *inside) if other is not None and other not in ordered)
-    return list(ordered)
+def _inner_first(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a graph in its order, those of nested graphs before their enclosing node."""
+    for node in graph:
+        for nested in nested_graphs(node):
+            yield from _inner_first(nested)
+        yield node
 
 
 def _users(

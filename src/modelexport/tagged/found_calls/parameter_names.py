@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from modelexport.core.calls import common_stack
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, stored_tensors
@@ -31,7 +32,7 @@ def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
             taken = [value for value in node.outputs if value in paths]
         used = [path for value in taken if (path := paths.get(value))]
         is_constant = all(value in paths for value in taken) and not nested_graphs(node)
-        path = _common(used) if used else ()
+        path = common_stack(used)
         if is_constant:  # such as the transpose of a weight
             paths.update(dict.fromkeys(node.outputs, path))
         if path:
@@ -44,11 +45,3 @@ def _module(name: str) -> _Path:
     """The module in the name of a parameter; none if the last part is a number: exporters number constants."""
     *module, last = name.replace("@", "%40").split(".")
     return () if last.isdecimal() else tuple(module[:CALL_DEPTH])
-
-
-def _common(paths: list[_Path]) -> _Path:
-    first, *rest = paths
-    for other in rest:
-        same = (end for end, pair in enumerate(zip(first, other, strict=False)) if pair[0] != pair[1])
-        first = first[: next(same, min(len(first), len(other)))]
-    return first
