@@ -21,6 +21,8 @@ from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
+from modelexport.graph.size_formulas import evaluated_size
+from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
@@ -238,6 +240,29 @@ def test_a_formula_gets_its_simplest_form(formula: str, simple: str | None) -> N
 def test_a_formula_is_not_executed() -> None:
     for formula in ("__import__('os').abort()", "n.__class__", "n <", "(" * 999, "(1 << n) < 9"):
         assert SizeCondition(formula).holds({"n": 9}) is True
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("2 * n + 1", 11),
+        ("Max(1, (n - 1) // 2)", 2),
+        ("ceiling(n / 2)", 3),
+        ("n**2", 25),
+        ("(((n**9)**9)**9)**9", None),
+        ("n % 0", None),
+        ("n - 6", None),
+        ("n/n", None),
+        ("m", None),
+        ("True", None),
+    ],
+)
+def test_a_size_is_the_number_of_its_formula(text: str, size: int | None) -> None:
+    assert evaluated_size(text, {"n": 5}) == size
+
+
+def test_a_size_that_is_not_a_number_stays_text() -> None:
+    assert put_size("n % 0", {"n": "5"}) == "5 % 0"
 
 
 def test_sizes_on_both_sides_of_conditions() -> None:

@@ -1,17 +1,12 @@
-"""Conditions of sizes: formulas in the names of a file's dynamic axes, such as ``n < 24`` or ``h % 4 == 0``.
-
-A formula is Python: integers, names, ``+ - * // / % **``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and
-``math.ceil``, ``math.floor``, ``math.trunc``, ``math.sqrt``. Nothing else is evaluated.
-"""
+"""Conditions of sizes: formulas in the names of a file's dynamic axes, such as ``n < 24`` or ``h % 4 == 0``."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
-from types import CodeType
 from typing import Any
 
 import msgspec
@@ -23,6 +18,7 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
 from modelexport.format.documents import ValidIf
 from modelexport.graph.properties import record, recorded
+from modelexport.graph.size_formulas import NOT_EVALUATED, evaluated, names_in
 from modelexport.graph.size_symbols import SYMBOL
 
 Sizes = Mapping[str, int]
@@ -39,21 +35,14 @@ class SizeCondition(ValidIf, frozen=True):
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of axes in the formula."""
-        return _symbols(self.formula)
+        return names_in(self.formula)
 
     def holds(self, sizes: Mapping[str, Any]) -> Any:
         """Whether the condition holds for sizes, or for arrays of sizes. True if the formula cannot be evaluated."""
         try:
-            with np.errstate(all="ignore"):
-                return eval(_compiled(self.formula), _KNOWN, {name: sizes[name] for name in self.symbols})
-        except _NOT_EVALUATED:
+            return evaluated(self.formula, sizes)
+        except NOT_EVALUATED:
             return True
-
-
-_NOT_EVALUATED = (
-    ArithmeticError, LookupError, NameError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError,
-)  # fmt: skip
-"""The exceptions of evaluating a formula that a file should not have."""
 
 
 def conditions_of(model: ir.Model) -> list[SizeCondition]:
@@ -272,7 +261,7 @@ def _differences(formula: str) -> list[SizeCondition]:
     """For each comparison in a formula, the difference of its terms, whose sign is their order."""
     try:
         compared = [node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Compare)]
-    except _NOT_EVALUATED:
+    except NOT_EVALUATED:
         return []
     return [
         SizeCondition(f"({ast.unparse(left)}) - ({ast.unparse(right)})")
@@ -282,32 +271,11 @@ def _differences(formula: str) -> list[SizeCondition]:
 
 
 @cache
-def _symbols(formula: str) -> tuple[str, ...]:
-    try:
-        names = (node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name))
-        return tuple(dict.fromkeys(name for name in names if name not in _FUNCTIONS and name != "math"))
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-
-
-@cache
-def _compiled(formula: str) -> CodeType:
-    """The code of a formula, for numbers and for arrays.
-
-    Raises:
-        TypeError: It has something that formulas do not have.
-        SyntaxError: It is not one.
-    """
-    body = _OfArrays().visit(ast.parse(formula, mode="eval"))
-    return compile(ast.fix_missing_locations(body), "<formula>", "eval")
-
-
-@cache
 def _as_written(formula: str) -> str:
     """A formula as a person writes it: ``n - m != 2 * k + 1`` for ``n + ((-1)*m) != (1 + 2*k)``."""
     try:
         return ast.unparse(_AsWritten().visit(ast.parse(formula, mode="eval")))
-    except _NOT_EVALUATED:
+    except NOT_EVALUATED:
         return formula
 
 
@@ -335,57 +303,6 @@ def _negated(term: ast.expr) -> ast.expr | None:
     factor = _negated(term.left)
     is_one = isinstance(factor, ast.Constant) and factor.value == 1
     return term.right if is_one else None if factor is None else ast.BinOp(factor, ast.Mult(), term.right)
-
-
-class _OfArrays(ast.NodeTransformer):
-    """Rewrites a formula for arrays, ``a < n < b`` as ``(a < n) & (n < b)``, and refuses everything but arithmetic."""
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        terms = [self.visit(term) for term in (node.left, *node.comparators)]
-        pairs = zip(terms, node.ops, terms[1:], strict=False)
-        return _joined(ast.BitAnd(), [ast.Compare(left, [op], [right]) for left, op, right in pairs])
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        return _joined(ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), map(self.visit, node.values))
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        operand = self.visit(node.operand)
-        is_not = isinstance(node.op, ast.Not)
-        return ast.Compare(operand, [ast.Eq()], [ast.Constant(False)]) if is_not else ast.UnaryOp(node.op, operand)
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name not in _FUNCTIONS or node.keywords:
-            raise TypeError(f"formulas do not have {ast.dump(node)}")
-        return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        if not isinstance(node.op, _OPERATORS):
-            raise TypeError(f"formulas do not have {ast.dump(node.op)}")
-        left, right = self.visit(node.left), self.visit(node.right)
-        if isinstance(node.op, ast.Pow):  # whole numbers would overflow, or have any number of digits
-            return ast.Call(ast.Name("pow", ast.Load()), [left, right], [])
-        return ast.BinOp(left, node.op, right)
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        is_number = isinstance(node, ast.Constant) and isinstance(node.value, int | float)
-        if not is_number and not isinstance(node, _PARTS):
-            raise TypeError(f"formulas do not have {ast.dump(node)}")
-        return super().generic_visit(node)
-
-
-def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
-    return reduce(lambda first, second: ast.BinOp(first, op, second), terms)
-
-
-_PARTS = (ast.Expression, ast.Name, ast.Load)
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "min": lambda *terms: reduce(np.minimum, terms), "max": lambda *terms: reduce(np.maximum, terms), "abs": np.abs,
-    "float": np.asarray, "int": np.trunc, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt,
-    "round": np.round, "pow": np.float_power,
-}  # fmt: skip
-_KNOWN = {"__builtins__": {}, **_FUNCTIONS}
 
 
 def conditions_in_words(conditions: Sequence[ValidIf]) -> str:

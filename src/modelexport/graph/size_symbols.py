@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 
 import onnx_ir as ir
 
 from modelexport.graph.nodes import inputs_and_results, sizes_of
+from modelexport.graph.size_formulas import evaluated_size
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _SUM = re.compile(rf"{SYMBOL.pattern}( \+ {SYMBOL.pattern})+")
@@ -24,11 +24,8 @@ def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
         return " + ".join(sorted(text.split(" + ")))
     if text.isdigit():
         return int(text)
-    if SYMBOL.search(text) is None and "**" not in text:  # powers could fill the memory
-        with suppress(ValueError, TypeError, RecursionError):
-            number = ir.SymbolicDim(text).evaluate({})
-            return number if isinstance(number, int) else text
-    return text
+    number = evaluated_size(text, {})
+    return text if number is None else number
 
 
 def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:

@@ -15,7 +15,8 @@ from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import all_nodes, required_inputs
 from modelexport.graph.size_conditions import conditions_of, fitting
-from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.graph.size_formulas import evaluated_size
+from modelexport.graph.size_symbols import SYMBOL
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
@@ -166,13 +167,10 @@ def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tu
             if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
                 symbols.setdefault(size.value, default(axis, len(value.shape or ())))
     fits = fitting(conditions_of(model), symbols, symbols) or symbols
-    numbers = {name: str(size) for name, size in fits.items()}
 
     def sized(size: int | ir.SymbolicDim, axis: int, rank: int) -> int:
-        if isinstance(size, int):
-            return size
-        terms = [str(put_size(term.strip(), numbers)) for term in (size.value or "").split("+")]
-        return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else default(axis, rank)
+        number = size if isinstance(size, int) else evaluated_size(size.value or "", fits)
+        return default(axis, rank) if number is None else number
 
     axes = {value.name or "": tuple(value.shape or ()) for value in required_inputs(model)}
     return {name: tuple(sized(size, i, len(sizes)) for i, size in enumerate(sizes)) for name, sizes in axes.items()}

@@ -6,20 +6,14 @@ graph computes. Those of ONNX Runtime's own operators, and sizes that depend on 
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
-import operator
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 from modelexport.files.protobuf_reading import serialized_graphs
@@ -28,9 +22,9 @@ from modelexport.graph.bound_tensors import bind_tensors, detach_tensors
 from modelexport.graph.copies import copy_of
 from modelexport.graph.missing_types import has_long_row
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.size_formulas import SIZE_LIMIT, evaluated_size, symbols_in
 from modelexport.graph.size_symbols import rename_sizes
 
-_SIZE_LIMIT = 10**SIZE_DIGITS
 _LARGE = 1024
 """The number of elements from which an initializer is not taken for a size."""
 
@@ -96,7 +90,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
 
     def keep(name: str, dims: Sequence[int | str]) -> None:
         shape = tuple(size for size in map(number, dims) if size is not None)
-        if len(shape) == len(dims) and 0 <= elements(shape) < _SIZE_LIMIT:  # figures of larger ones are not numbers
+        if len(shape) == len(dims) and 0 <= elements(shape) < SIZE_LIMIT:  # figures of larger ones are not numbers
             known.setdefault(name, shape)
 
     for value in [*values, *initial]:
@@ -116,90 +110,6 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     left = {name for text, size in numbers.items() if size is None for name in symbols_in(text)}
     computed = left.difference(symbols, known_sizes)
     return Shapes(known, types, tuple(name for name in symbols if name not in known_sizes), tuple(sorted(computed)))
-
-
-def symbols_in(text: str) -> list[str]:
-    """The symbols in a size: a name, or those of a formula."""
-    try:
-        nodes = list(ast.walk(_parsed(text)))
-    except (SyntaxError, ValueError):
-        return [text]
-    return [node.id for node in nodes if isinstance(node, ast.Name) and node.id not in _FUNCTIONS]
-
-
-def _parsed(text: str) -> ast.expr:
-    """The formula that a text is; text of a file is never executed.
-
-    Raises:
-        SyntaxError, ValueError: It is not a formula, or it is too long, or too deep for Python's parser.
-    """
-    if len(text) > FORMULA_CHARACTERS:
-        raise ValueError("too long for a formula")
-    try:
-        parsed = ast.parse(text, mode="eval").body
-        with contextlib.suppress(ArithmeticError):
-            _number(parsed, defaultdict(lambda: 1))
-        nodes = list(ast.walk(parsed))
-    except (MemoryError, RecursionError, TypeError) as error:  # too many brackets, or arguments of a function
-        raise ValueError("too deep for a formula, or not arithmetic") from error
-    divided = (node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
-    if any(isinstance(divisor, ast.Name) for divisor in divided):
-        raise ValueError("a name with slashes, as TorchScript's are")
-    return parsed
-
-
-def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
-    """A size as a number; ``None`` if a symbol in it has no size, or it is not a size."""
-    if text in sizes:
-        return sizes[text]
-    try:
-        size = _number(_parsed(text), sizes)
-        return int(size) if size == int(size) and 0 <= size < _SIZE_LIMIT else None
-    except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError, RecursionError):
-        return None
-
-
-def _number(tree: ast.expr, sizes: Mapping[str, int]) -> Fraction:
-    """The number that a formula gives."""
-    match tree:
-        case ast.Name(id=name):
-            return Fraction(sizes[name])
-        case ast.Constant(value=int() | float() as constant):
-            return Fraction(str(constant))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(operand, sizes)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            return Fraction(_OPERATORS[type(sign)](_number(left, sizes), _number(right, sizes)))
-        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
-            return Fraction(_FUNCTIONS[name](*(_number(arg, sizes) for arg in args)))
-    raise ValueError(f"{ast.unparse(tree)} is not arithmetic")
-
-
-def _power(base: Fraction, exponent: Fraction) -> Any:
-    """A power, unless it would be a number that fills the memory."""
-    if abs(exponent) > SIZE_DIGITS or abs(base) >= _SIZE_LIMIT:
-        raise OverflowError("a power that is not a size")
-    return base**exponent
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: _power,
-}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "floor": math.floor,
-    "ceiling": math.ceil,
-    "Max": max,
-    "Min": min,
-    "max": max,
-    "min": min,
-    "Mod": operator.mod,
-}
 
 
 def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:

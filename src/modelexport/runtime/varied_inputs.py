@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import conditions_of, fitting, larger
-from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.graph.size_formulas import evaluated_size
+from modelexport.graph.size_symbols import SYMBOL
 
 FACTORS = (4.0, -1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
 """Factors for numbers of both signs: as many as no usual size is a multiple of, and all of them exact in every type."""
@@ -74,12 +75,11 @@ def _resized(model: ir.Model, feeds: Mapping[str, Any], fixed: Collection[str]) 
     wanted = before | {symbol: larger(before[symbol]) for symbol in free}
     if (sizes := fitting(conditions_of(model), wanted, free)) in (None, before):
         return feeds
-    numbers = {symbol: str(size) for symbol, size in sizes.items()}
     resized = dict(feeds)
     for name, array in feeds.items():
         for axis, size in enumerate(axes[name]):
-            now = put_size(size, numbers)
-            if isinstance(now, int) and now != array.shape[axis] and array.shape[axis]:
+            now = evaluated_size(size, sizes)
+            if now is not None and now != array.shape[axis] and array.shape[axis]:
                 resized[name] = resized[name].take(np.arange(now) % array.shape[axis], axis)
     return resized
 

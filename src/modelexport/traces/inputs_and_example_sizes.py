@@ -21,13 +21,14 @@ from modelexport.graph.size_conditions import (
     record_conditions,
     renamed,
 )
+from modelexport.graph.size_formulas import evaluated_size, symbols_in
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.fitted_inputs import fitted
 from modelexport.runtime.input_files import read_feeds
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import array_of_input, open_file, session_options
-from modelexport.runtime.shapes import evaluated_size, symbols_in, symbols_of_inputs
+from modelexport.runtime.shapes import symbols_of_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.reference_values import open_reference, reference_path

@@ -15,7 +15,8 @@ import torch
 
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import broken, conditions_of, fitting, larger, limits_of, next_odd
-from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.graph.size_formulas import evaluated_size
+from modelexport.graph.size_symbols import SYMBOL
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 
@@ -73,12 +74,12 @@ def with_sizes(
 
 def _sizes_of_axes(inputs: Inputs, model: ir.Model, now: Mapping[str, int], axes: Any) -> dict[tuple[str, int], int]:
     axes = symbols_by_input(model) if axes is None else axes
-    file_names, numbers = inputs_of_file(inputs, model), {symbol: str(size) for symbol, size in now.items()}
+    file_names = inputs_of_file(inputs, model)
     sizes: dict[tuple[str, int], int] = {}
     for name, tensor in tensors_in(inputs):
         for axis, symbol in enumerate(axes.get(file_names.get(name, ""), [])[: tensor.ndim]):
-            size = put_size(symbol, numbers) if symbol is not None else None
-            if isinstance(size, int) and size >= 0:
+            size = evaluated_size(symbol, now) if symbol is not None else None
+            if size is not None:
                 sizes[name, axis] = size
     return sizes
 

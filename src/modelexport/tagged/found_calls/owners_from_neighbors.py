@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ROOT, CallTree, ModuleCall
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, common_stack
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, enclosing_nodes, nested_graphs, values_taken
@@ -23,7 +23,12 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
     unowned = [node for node in nodes if owner_of(node) is None]
     if not unowned:
         return 0
-    nearest = _NearestCommonCall(calls)
+
+    def nearest(several: Iterable[ModuleCall | None]) -> ModuleCall | None:
+        """The nearest call that several calls are in."""
+        stacks = [calls.stack(call) for call in {*several} if call is not None]
+        return common_stack(stacks)[-1] if stacks else None
+
     before: dict[ir.Node, ModuleCall | None] = {}
     behind: dict[ir.Node, ModuleCall | None] = {}
     enclosing = enclosing_nodes(nodes)
@@ -42,29 +47,6 @@ def infer_owners(model: ir.Model, calls: CallTree) -> int:
             is_within = nearest((call, enclosing_call)) == enclosing_call
             set_owner(node, Owner((call if is_within else enclosing_call,), Evidence.INFERRED))
     return len(unowned)
-
-
-class _NearestCommonCall:
-    """The nearest call that several calls are in."""
-
-    def __init__(self, calls: CallTree) -> None:
-        self._calls = calls
-
-    def __call__(self, several: Iterable[ModuleCall | None]) -> ModuleCall | None:
-        met: ModuleCall | None = None
-        for call in several:
-            if call is None or call == met:
-                continue
-            met = call if met is None else self._pair(met, call)
-        return met
-
-    def _pair(self, first: ModuleCall, second: ModuleCall) -> ModuleCall:
-        while first != second:
-            deeper, shallower = sorted((first, second), key=lambda call: self._calls[call].depth, reverse=True)
-            parent = self._calls[deeper].parent
-            assert parent is not None  # the root is the only call without, and has no deeper one beside it
-            first, second = parent, shallower
-        return first
 
 
 def _owned(node: ir.Node) -> ModuleCall | None:

@@ -1,0 +1,132 @@
+"""Formulas of sizes: the names in them, and what they give for numbers and for arrays. Text is never executed.
+
+A formula is Python: numbers, names, ``+ - * // / % **``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and
+``math.ceil``, ``math.floor``, ``math.trunc``, ``math.sqrt``, also as SymPy writes them. Nothing else is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
+
+SIZE_LIMIT = 10**SIZE_DIGITS
+_WITH_SLASH = re.compile(r"[^/]/ ?[A-Za-z_]")
+"""A name with slashes, as TorchScript's are: it is not a division by a size."""
+NOT_EVALUATED = (
+    ArithmeticError, LookupError, NameError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError,
+)  # fmt: skip
+"""The exceptions of evaluating a formula that a file should not have."""
+
+
+def evaluated(formula: str, sizes: Mapping[str, Any]) -> Any:
+    """The number or the truth that a formula gives for sizes, or for arrays of sizes.
+
+    Raises:
+        NOT_EVALUATED: It is not a formula, or a name has no size.
+    """
+    with np.errstate(all="ignore"):
+        return eval(_compiled(formula), _KNOWN, {name: sizes[name] for name in names_in(formula)})
+
+
+def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
+    """A size as a number; ``None`` if a symbol in it has no size, or it is not a size."""
+    if text in sizes or text in (names := symbols_in(text)):
+        return sizes.get(text)
+    try:
+        number = evaluated(text, {name: sizes[name] for name in names})
+        return int(number) if number == int(number) and 0 <= number < SIZE_LIMIT else None
+    except NOT_EVALUATED:
+        return None
+
+
+def symbols_in(text: str) -> list[str]:
+    """The symbols in a size: a name, or those of a formula."""
+    try:
+        if len(text) > FORMULA_CHARACTERS or _WITH_SLASH.search(text) is not None:
+            return [text]
+        _compiled(text)
+    except NOT_EVALUATED:
+        return [text]
+    return [*names_in(text)]
+
+
+@cache
+def names_in(formula: str) -> tuple[str, ...]:
+    """The names of axes in a formula; none in a text that is not one."""
+    try:
+        names = (node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name))
+        return tuple(dict.fromkeys(name for name in names if name not in _FUNCTIONS and name != "math"))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+
+
+@cache
+def _compiled(formula: str) -> CodeType:
+    """The code of a formula, for numbers and for arrays.
+
+    Raises:
+        TypeError: It has something that formulas do not have.
+        SyntaxError: It is not one.
+    """
+    body = _OfArrays().visit(ast.parse(formula, mode="eval"))
+    return compile(ast.fix_missing_locations(body), "<formula>", "eval")
+
+
+class _OfArrays(ast.NodeTransformer):
+    """Rewrites a formula for arrays, ``a < n < b`` as ``(a < n) & (n < b)``, and refuses everything but arithmetic."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        terms = [self.visit(term) for term in (node.left, *node.comparators)]
+        pairs = zip(terms, node.ops, terms[1:], strict=False)
+        return _joined(ast.BitAnd(), [ast.Compare(left, [op], [right]) for left, op, right in pairs])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        return _joined(ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), map(self.visit, node.values))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        operand = self.visit(node.operand)
+        is_not = isinstance(node.op, ast.Not)
+        return ast.Compare(operand, [ast.Eq()], [ast.Constant(False)]) if is_not else ast.UnaryOp(node.op, operand)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name not in _FUNCTIONS or node.keywords:
+            raise TypeError(f"formulas do not have {ast.dump(node)}")
+        return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        if not isinstance(node.op, _OPERATORS):
+            raise TypeError(f"formulas do not have {ast.dump(node.op)}")
+        left, right = self.visit(node.left), self.visit(node.right)
+        if isinstance(node.op, ast.Pow):  # whole numbers would overflow, or have any number of digits
+            return ast.Call(ast.Name("pow", ast.Load()), [left, right], [])
+        return ast.BinOp(left, node.op, right)
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
+        if not is_number and not isinstance(node, _PARTS):
+            raise TypeError(f"formulas do not have {ast.dump(node)}")
+        return super().generic_visit(node)
+
+
+def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
+    return reduce(lambda first, second: ast.BinOp(first, op, second), terms)
+
+
+_PARTS = (ast.Expression, ast.Name, ast.Load)
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "min": lambda *terms: reduce(np.minimum, terms), "max": lambda *terms: reduce(np.maximum, terms), "abs": np.abs,
+    "float": np.asarray, "int": np.trunc, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt,
+    "round": np.round, "pow": np.float_power, "Min": lambda *terms: reduce(np.minimum, terms),
+    "Max": lambda *terms: reduce(np.maximum, terms), "Mod": np.mod, "ceiling": np.ceil,
+}  # fmt: skip
+_KNOWN = {"__builtins__": {}, **_FUNCTIONS}
