@@ -19,7 +19,7 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
 from modelexport.lineage.matching import by_inputs_of_fused_nodes
-from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
+from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
@@ -132,13 +132,6 @@ CASES = {
         "(float[2] x) => (float[2] y) { n = other.Power(x)  y = other.SinAndAbs(n) }",
         {"t": "a", "u": "b", "y": "c"},
         {"n": ("derived", ["a"]), "y": ("derived", ["c", "b"])},
-    ),
-    "a node behind one that only passes its value on is still the node that it was": Case(
-        match_through_moves,
-        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Abs(t) }",
-        "(float[2] x) => (float[2] y) { t = Sin(x)  n = Abs(t)  y = other.Move(n) }",
-        {"t": "a", "y": "b"},
-        {"t": ("exact", ["a"]), "n": ("exact", ["b"]), "y": ("derived", ["b"])},
     ),
 }  # fmt: skip
 

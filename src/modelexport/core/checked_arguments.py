@@ -37,9 +37,7 @@ def with_checked_arguments(function: _Function) -> _Function:
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
             given = signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            if kwargs.keys() <= signature.parameters.keys():
-                raise TypeError(f"{function.__name__}: {error}; {_to_call(function, args, kwargs)}") from None
+        except TypeError:
             given = {}  # the function says what it takes, which may be more than it shows
         for name, value in given.items():
             if not fits(value, hints[name]):
@@ -51,27 +49,6 @@ def with_checked_arguments(function: _Function) -> _Function:
 
     checked.__module__ = __name__.partition(".")[0]  # where pickle finds it
     return checked  # type: ignore[return-value]  # as functools.wraps cannot say
-
-
-def _to_call(function: Callable[..., Any], args: Any, kwargs: Any) -> str:
-    """How a function is called, and those of the same verb that take such arguments."""
-    package: Any = sys.modules[__name__.partition(".")[0]]
-    calls = [f"call {_shown(function)}"]
-    for name in package.__all__:
-        if name.startswith(f"{function.__name__}_"):
-            try:
-                inspect.signature(other := getattr(package, name)).bind(*args, **kwargs)
-            except (TypeError, ImportError):  # it takes others, or needs a package that is missing
-                continue
-            calls.append(_shown(other))
-    return ", or ".join(calls)
-
-
-def _shown(function: Callable[..., Any]) -> str:
-    """``verify(model, inputs, path)``"""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    return f"{function.__name__}({', '.join(needed)})"
 
 
 def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.derived_and_inferred_owners import LostCalls, complete_owners, owner_of_replaced
-from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
+from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
@@ -51,7 +51,7 @@ WALKS = (
     Walk((match_by_parameter,), backwards=True),
     Walk((match_by_folding, match_by_removal)),
     Walk((match_by_activation,)),
-    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
+    Walk((match_by_position, match_by_fusion), backwards=True),
 )
 """The most reliable matchers come first: each uses the results of those before it."""
 

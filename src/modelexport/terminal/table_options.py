@@ -66,7 +66,6 @@ def show(
     shown: TableOptions,
     results: Mapping[str, Any] | None = None,
     pages: Sequence[Page] = (),
-    file: Path | None = None,
 ) -> None:
     """Write the tables of a file or of the parts of a package in all the ways that were asked for.
 
@@ -74,7 +73,6 @@ def show(
         tables: Of a file under an empty name, or of parts by name.
         results: What the tables are of, by the same names, if their documents have more than the tables.
         pages: What the HTML page shows, if it is more than the tables.
-        file: The file or package, which says why the chosen calls have no figures.
     """
     from modelexport.terminal import show_table
 
@@ -82,7 +80,7 @@ def show(
     rows = [row for name, only in chosen.items() for row in tables[name].rows(only=only)]
     if selectors and not any(any(row.total.values()) for row in rows):
         raise ModelExportError(
-            f"{' '.join(selectors)}: these calls have no figures{_branch_of(file, chosen) if file is not None else ''}"
+            f"{' '.join(selectors)}: these calls have no figures: they compute nothing, or are in a branch not taken"
         )
     for name in chosen:
         shown.check(tables[name].columns)
@@ -110,24 +108,6 @@ def show(
     else:
         texts = {tables[name].part: _fitted(tables[name], main, only, shown) for name, only in chosen.items()}
         print(format_headings(texts))
-
-
-def _branch_of(file: Path, chosen: Mapping[str, Selection | None]) -> str:
-    """The branch in which chosen calls are, and what decides about it; empty if they are in none."""
-    from modelexport.graph.node_owners import owner_of, place_of
-    from modelexport.graph.nodes import enclosing_nodes
-    from modelexport.tagged.file import read_tagged
-    from modelexport.tagged.package import files_of
-
-    for name, path in files_of(file).items():
-        only = chosen.get(name) or ()
-        for graph, outer in enclosing_nodes(read_tagged(path).nodes).items():
-            owners, condition = map(owner_of, graph), outer.inputs[0] if outer.op_type == "If" else None
-            if condition is not None and any(owner is not None and owner.call in only for owner in owners):
-                maker = condition.producer()
-                place = f" of {place_of(maker)}" if maker is not None else ""
-                return f": they are in a branch of {outer.name} that was not taken; {condition.name}{place} decides"
-    return ""
 
 
 def _fitted(table: Table, main: str, only: Selection | None, shown: TableOptions) -> str:

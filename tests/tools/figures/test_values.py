@@ -78,7 +78,7 @@ def test_the_page_names_the_modules_that_float16_cannot_hold(tmp_path: Path) -> 
     assert ("#up", "up to 1.8e+05, beyond float16") in found.section[1]
 
 
-def test_a_branch_that_was_not_taken_is_named_with_its_condition(tmp_path: Path) -> None:
+def test_calls_in_a_branch_that_was_not_taken_have_no_figures(tmp_path: Path) -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -90,5 +90,4 @@ def test_a_branch_that_was_not_taken_is_named_with_its_condition(tmp_path: Path)
     modelexport.export(Branches(), (torch.rand(1, 2),), tmp_path / "m.onnx", check=False)
     ended = run("values", tmp_path / "m.onnx", "second")
     assert ended.returncode == 1
-    assert "second: these calls have no figures: they are in a branch of" in ended.stderr
-    assert "that was not taken; ge of ., test_values:" in ended.stderr
+    assert "second: these calls have no figures: they compute nothing, or are in a branch not taken" in ended.stderr

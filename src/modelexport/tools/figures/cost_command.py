@@ -19,4 +19,4 @@ def cost(
     sizes = parsed_sizes(size)
     with stages_on_line()("cost"):
         tables = cost_parts(file, sizes)
-    show(tables, "flops", selectors, shown, file=file)
+    show(tables, "flops", selectors, shown)

@@ -75,7 +75,7 @@ def profile(
             raise UsageError(f"{device} compiles its graphs: --against and --against-torch go with other devices")
         where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
         table = function_of_option("profile --device")(file, device=str(device), tell=stages_on_line().tell, **where)
-        show({"": table}, "seconds_alone", selectors, shown, file=file)
+        show({"": table}, "seconds_alone", selectors, shown)
         return
     if how.through is not None:
         raise UsageError(f"{file} is a folder: --through goes with a file")
@@ -105,4 +105,4 @@ def profile(
     from modelexport.tables.html_page import Page
 
     pages = [Page(part.table, "seconds", part.sections, name) for name, part in measured.items()]
-    show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured, pages, file)
+    show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured, pages)

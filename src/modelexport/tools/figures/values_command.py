@@ -79,7 +79,7 @@ def values(
             device=device_text(how.provider or CPU, how.through) if how.provider or how.through is not None else None,
         )
     quiet = shown.as_json or shown.as_csv
-    show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()], file)
+    show({"": found.table}, "largest", selectors, shown, {"": found}, [found.page()])
     if not quiet:
         for line in found.lines:
             print(line)
