@@ -288,7 +288,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     if undefined := undefined_values(model):
         names = shortened(", ".join(undefined), 200)
         raise FileFormatError(
-            f"{path} is damaged: nothing computes {names}, which its nodes or outputs use: the tool lost it"
+            f"{path} is damaged: its nodes or outputs use {names}, which nothing computes: the tool lost it"
         )
     if tagged.encoding == "attributes":
         drop_tag_attributes(model)
