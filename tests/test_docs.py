@@ -14,6 +14,7 @@ import pytest
 import typer
 
 import modelexport
+from modelexport.capture.patches import TABLE
 from modelexport.cli.command_parsers import app
 from pictures import IMAGES, TERMINALS
 
@@ -129,6 +130,29 @@ def test_every_file_that_the_architecture_page_names_is_there() -> None:
     assert [
         name for name in named if not any((base / name).exists() for base in (package, ROOT, package / "capture"))
     ] == []
+
+
+def test_the_architecture_page_lists_each_private_name_of_another_package_beside_its_file() -> None:
+    package = SOURCE / "modelexport"
+    texts = {file.relative_to(package).as_posix(): file.read_text() for file in package.rglob("*.py")}
+    defined = re.compile(r"(?:def |class |self\.|^ *)(_[a-zA-Z]\w*)(?=[(:]|.*=[^=])", re.M)
+    own = {"_exit", "_fields", "_getframe", "_lru_cache_wrapper", "_make", "_replace"}  # of Python
+    own.update(*map(defined.findall, texts.values()))
+    used = re.compile(
+        r"\.(?<=[\w)\]]\.)(?<!ops\.)(?<!aten\.)(_[a-zA-Z]\w*)|attr\(\S+, \"(_[a-zA-Z]\w*)"
+        r"|^from (?!modelexport).* import (_\w+)",
+        re.M,
+    )
+    _, _, section = (ROOT / "docs" / "architecture.md").read_text().partition("## Private names")
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    listed = [(tuple(re.findall(r"`([\w/.]+)`", files)), set(re.findall(r"\w+", names))) for files, names in rows]
+    listed.append((("capture/",), set(re.findall(r"\w+", " ".join(row.where for row in TABLE.values())))))
+    found = {(path, "".join(names)) for path, text in texts.items() for names in used.findall(text)}
+    assert {
+        (path, name)
+        for path, name in found
+        if name not in own and not any(path.startswith(files) and name in names for files, names in listed)
+    } == set()
 
 
 def is_there(names: Sequence[str], scope: ast.AST) -> bool:

@@ -17,8 +17,15 @@ from modelexport.pytorch.private_torch import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    OpOverload,
     TorchDispatchMode,
+    in_trace,
+    is_functorch_wrapped_tensor,
+    operator_utilities,
     outside_of_modes,
+    peek_interpreter_stack,
+    schema_of,
+    tracing_state,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -135,8 +142,57 @@ def test_auto_classes_say_which_models_they_are_for() -> None:
 
 
 def test_operators_say_what_they_write_into() -> None:
-    schema = torch.ops.aten.add_.Tensor._schema
+    assert isinstance(torch.ops.aten.add_.Tensor, OpOverload)
+    schema = schema_of(torch.ops.aten.add_.Tensor)
     written, other = (argument.alias_info for argument in schema.arguments[:2])
     assert written.is_write
     assert other is None
     assert schema.returns[0].alias_info is not None
+
+
+def test_a_view_knows_the_tensor_whose_memory_it_shows() -> None:
+    tensor = torch.ones(2, 2)
+    assert tensor.view(4)._base is tensor
+    assert tensor._base is None
+
+
+def test_tensors_of_a_transform_and_the_transform_that_runs_are_known() -> None:
+    seen: list[Any] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.extend([is_functorch_wrapped_tensor(x), peek_interpreter_stack() is not None])
+        return x
+
+    torch.func.vmap(function)(x := torch.ones(2))
+    assert seen == [True, True]
+    assert not is_functorch_wrapped_tensor(x)
+    assert peek_interpreter_stack() is None
+
+
+def test_torch_cond_compiles_its_branches_where_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled() -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(operator_utilities, "setup_compilation_env", compiled)
+    with pytest.raises(ZeroDivisionError):
+        torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(2),))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+def test_a_trace_is_taken_away_and_given_back() -> None:
+    seen: list[Any] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with in_trace(None) as trace:
+            seen.extend([trace is not None, tracing_state()])
+            x = x * 3  # which the trace does not have
+        return x + 1
+
+    graph = torch.jit.trace(function, torch.ones(2), check_trace=False).graph
+    assert seen == [True, None]
+    assert "aten::mul" not in str(graph)
+
+
+def test_convolutions_and_normalizations_have_a_class_in_common() -> None:
+    assert isinstance(nn.ConvTranspose2d(1, 1, 1), nn.modules.conv._ConvNd)
+    assert isinstance(nn.InstanceNorm1d(1), nn.modules.batchnorm._NormBase)

@@ -1,4 +1,4 @@
-"""The table of private names of torch and its exporters that this room uses or replaces.
+"""The table of private names of torch, its exporters and transformers that only this room uses or replaces.
 
 :func:`warn_of_versions` and :func:`require` look at the rows when a front end starts. A name that is missing, or whose
 parameters have changed, is not used, and a warning says once what is lost. A name without which files would be wrong is

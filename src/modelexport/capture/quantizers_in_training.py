@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from modelexport.capture.program_state import ProgramState, behind
 from modelexport.capture.quantizers_by_arithmetic import PER_CHANNEL, PER_TENSOR, QUANTIZERS, quantizer_by_arithmetic
 from modelexport.errors import UsageError
-from modelexport.pytorch.private_torch import written_by
+from modelexport.pytorch.private_torch import schema_of, written_by
 
 aten = torch.ops.aten
 _OBSERVING = aten.fused_moving_avg_obs_fake_quant.default
@@ -109,7 +109,7 @@ def make_plain(program: ExportedProgram) -> None:
 
 def _without_observer(node: torch.fx.Node, state: ProgramState) -> None:
     """Replace the operator that observes and quantizes by the one that only quantizes."""
-    names = [argument.name for argument in _OBSERVING._schema.arguments]
+    names = [argument.name for argument in schema_of(_OBSERVING).arguments]
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     observes, quantizes, least, most = (state.value(given[name]) for name in names[1:5])
     if observes.any():

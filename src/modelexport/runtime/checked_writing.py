@@ -1,4 +1,6 @@
-"""The one way in which commands write models: loaded and run first, unless they are large or for other runtimes."""
+"""The one way in which commands write models: loaded and run first, unless the command has its own check or was told
+not to check, or they are large or for other runtimes.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Softmax(OpRun):
 
     def axes(self, axis: int, rank: int) -> tuple[int, ...]:
         """The axes that it normalizes over: before opset 13 all from one on."""
-        return (axis,) if self._schema.since_version > 12 else tuple(range(rank)[axis:])
+        return (axis,) if self.run_params["opsets"].get("", 1) > 12 else tuple(range(rank)[axis:])
 
 
 class LogSoftmax(Softmax):

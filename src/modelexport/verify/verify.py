@@ -3,12 +3,13 @@
 Both run in float64 from the same numbers, so that a sound file agrees with PyTorch at every call to 1e-9 of a value's
 size, in whatever order it computes (:mod:`modelexport.traces`). What is compared:
 
-1. every tensor that a module returns, looked up among the values of the file (:mod:`.matched_values`); only
+1. parameters, bit for bit (:mod:`.parameter_comparison`);
+2. every tensor that a module returns, looked up among the values of the file (:mod:`.matched_values`); only
    behind a difference is the file cut, to find the call that makes it (:mod:`.wrong_calls`);
-2. the owner of each node (:mod:`.owner_contradictions`);
-3. the outputs as ONNX Runtime computes them for users (:mod:`.onnxruntime_outputs`);
-4. the outputs on other inputs (:mod:`.other_inputs`);
-5. parameters, bit for bit (:mod:`.parameter_comparison`), and what documents claim (:mod:`.document_claims`).
+3. the owner of each node (:mod:`.owner_contradictions`);
+4. the outputs as ONNX Runtime computes them for users (:mod:`.onnxruntime_outputs`);
+5. the outputs on other inputs (:mod:`.other_inputs`);
+6. what documents claim (:mod:`.document_claims`).
 """
 
 from __future__ import annotations

@@ -427,6 +427,10 @@ def test_parts_come_from_the_run_whatever_the_pipeline(build: Callable[[], Any],
     assert report.agrees, report
 
 
+def test_a_pipeline_says_without_which_components_it_works() -> None:
+    assert "safety_checker" in diffusers.StableDiffusionPipeline._optional_components
+
+
 @pytest.mark.slow
 def test_an_optional_model_that_cannot_be_captured_is_left_out_with_the_reason(tmp_path: Path) -> None:
     from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker

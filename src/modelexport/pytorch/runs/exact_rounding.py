@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from modelexport.pytorch.private_torch import schema_of
 from modelexport.traces.numpy_kernels import without_last_bits
 
 
@@ -99,4 +100,4 @@ _WRITTEN_OUT: dict[str, Callable[..., Any]] = {
 @cache
 def written_out(operator: Any) -> Callable[..., Any] | None:
     """A function that computes an operator in float64; ``None`` if PyTorch's own kernel does."""
-    return _WRITTEN_OUT.get(operator.name()) if hasattr(operator, "_schema") else None
+    return _WRITTEN_OUT.get(operator.name()) if schema_of(operator) is not None else None

@@ -35,7 +35,7 @@ from modelexport.pytorch.nested_tensors import (
     run_arguments,
 )
 from modelexport.pytorch.perturbed_weights import entries_of
-from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
+from modelexport.pytorch.private_torch import schema_of, tensor_leaves, tree_leaves, tree_map, version_of
 from modelexport.pytorch.runs.exact_rounding import written_out
 from modelexport.pytorch.runs.float64_numbers import (
     HALF,
@@ -224,17 +224,19 @@ class _Recording:
         call = self._recorder.running
         if call is None or self._recorder.observing or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
             return
-        if func._schema.is_mutable:  # the state of memory that was written to is only told once the operation is over
+        if writes := schema_of(
+            func
+        ).is_mutable:  # the state of memory that was written to is only told once the operation is over
             self._known.clear()
         drawn = _draws(func)
         tensors = list(filter(has_elements, tensor_leaves(arguments)))
         for tensor in filter(has_elements, tensor_leaves(output)):
             memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
             is_own = memory is not None and (memory in self._own_memory or memory in parameters)
-            if is_own and 0 not in tensor.stride() and not func._schema.is_mutable:
+            if is_own and 0 not in tensor.stride() and not writes:
                 continue  # unless it is expanded, or written to
             stored = as_stored(tensor)
-            if not any(tensor is argument for argument in tensors) or func._schema.is_mutable:
+            if not any(tensor is argument for argument in tensors) or writes:
                 self.content(stored).computed[call] = None
             if drawn:
                 alike = str(func.overloadpacket).removeprefix("aten.") in _DRAWN_ALIKE
@@ -332,7 +334,7 @@ class _Operations(OperationMode):
             self._items.add(output)
         if _draws(func):
             self._recording.trace.draws_numbers = True
-        if self._records and hasattr(func, "_schema"):
+        if self._records and schema_of(func) is not None:
             taken = tree_leaves((args, kwargs))
             parameters = {
                 memory_of(now) for leaf, now in zip(leaves, taken, strict=False) if isinstance(leaf, nn.Parameter)
@@ -343,9 +345,9 @@ class _Operations(OperationMode):
         return output
 
     def _wide_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if not hasattr(func, "_schema"):  # operators with nested functions
+        if (schema := schema_of(func)) is None:  # operators with nested functions
             return args, kwargs
-        parameters = func._schema.arguments
+        parameters = schema.arguments
         names = [parameter.name for parameter in parameters]
         written = {p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write}
 
@@ -369,7 +371,8 @@ class _Operations(OperationMode):
 
     def _half_given(self, func: Any, args: Any) -> torch.dtype | None:
         """The type of numbers that stay narrow, if an operation gives new ones of them."""
-        if _draws(func) or not hasattr(func, "_schema") or any(value.alias_info for value in func._schema.returns):
+        schema = schema_of(func)
+        if _draws(func) or schema is None or any(value.alias_info for value in schema.returns):
             return None
         return half_type(tensor_leaves(args))
 
@@ -387,6 +390,7 @@ def _is_of_integers(args: Any, output: Any) -> bool:
 def _makes_numbers(func: Any, args: Any, kwargs: Any, output: Any) -> bool:
     """Whether a result of PyTorch's default type was made of numbers of Python, as in ``full`` and ``hann_window``."""
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
-    if not narrow or _draws(func) or tensor_leaves(args) or kwargs.get("dtype") or not hasattr(func, "_schema"):
+    schema = schema_of(func)
+    if not narrow or _draws(func) or tensor_leaves(args) or kwargs.get("dtype") or schema is None:
         return False
-    return any(parameter.name == "dtype" for parameter in func._schema.arguments)
+    return any(parameter.name == "dtype" for parameter in schema.arguments)

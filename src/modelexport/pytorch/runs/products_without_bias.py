@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from modelexport.pytorch.nested_tensors import has_elements
+from modelexport.pytorch.private_torch import schema_of
 
 
 def product_without_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Any:
@@ -15,7 +16,7 @@ def product_without_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
     PyTorch's schemas tell: an operator adds its argument ``bias``, or ``beta`` times its first one, as ``addmm`` does.
     """
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     bias = arguments.get("bias", args[0] if "beta" in names else None)
     if not isinstance(bias, torch.Tensor) or not isinstance(output, torch.Tensor) or not has_elements(bias):
