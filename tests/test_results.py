@@ -265,7 +265,7 @@ def test_stages_are_told_and_logged_under_one_name(tmp_path: Path, caplog: pytes
     told: list[str] = []
     with caplog.at_level(logging.INFO, "modelexport"):
         modelexport.export(nn.ReLU(), (torch.ones(2),), tmp_path / "x.onnx", progress=told.append)
-    assert [*dict.fromkeys(told)][:2] == ["repeat", "capture"]
+    assert [*dict.fromkeys(told)][:2] == ["prepare", "capture"]
     logged = [record.message for record in caplog.records if record.name == "modelexport"]
     assert {"capture", "optimize", "write", "check"} <= set(logged)
 

@@ -108,7 +108,7 @@ def export_with(
     check_writable(path)
     if options.tags.dag_dir is not None:
         check_output_folder(Path(options.tags.dag_dir))
-    with stages("repeat"):
+    with stages("prepare"):
         given: Inputs = arguments_of(inputs)
         prepared = prepare_inputs(model, given, options.capture.constants)
         if options.capture.interface is not None:
@@ -147,7 +147,7 @@ class _Job:
         fixed: list[FixedAxis] = []
         ones: list[Axis] = []
         while True:
-            with self.stages("repeat"):
+            with self.stages("prepare"):
                 captured = self._for_capture(ones)
             try:
                 with turned_off(*([] if self.options.capture.reuse else ["once"])):
