@@ -221,14 +221,18 @@ def written_together(directory: Path, reads: Iterable[Path] = ()) -> Iterator[Pa
 
 
 @contextlib.contextmanager
-def scratch(directory: Path) -> Iterator[Path]:
-    """Yield a folder in ``directory`` that is removed after the block. Folders left by killed runs are removed too.
+def scratch(directory: Path | None = None) -> Iterator[Path]:
+    """Yield a folder that is removed after the block. Folders left by killed runs are removed too.
 
     A lock that the system releases when a process ends distinguishes folders in use from abandoned ones.
+
+    Args:
+        directory: Where the folder is; by default where the system has temporary files.
 
     Raises:
         OutputError: The folder cannot be made.
     """
+    directory = directory or Path(tempfile.gettempdir())
     folder, lock = None, None
     try:
         try:

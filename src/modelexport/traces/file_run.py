@@ -43,6 +43,12 @@ def as_is(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> 
     return array
 
 
+def type_of(values: Iterable[ir.Value]) -> str:
+    """The type of a model with these values: the half precision that one has, or float32."""
+    types = {value.dtype.name.lower() for value in values if value.dtype is not None}
+    return next((name for name in ("float16", "bfloat16") if name in types), "float32")
+
+
 class FileRun:
     """A model in memory that can be run several times.
 

@@ -15,6 +15,7 @@ from commands import run
 from exports import Shared
 from graph_texts import written
 from modelexport import export, load, quantize, verify_on_device
+from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import runner_process
@@ -22,7 +23,7 @@ from modelexport.runtime.devices import Device, find_device, find_devices
 from modelexport.runtime.runner import output_error
 from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes, with_fixed_sizes
 from modelexport.tools.devices.device_check import check
-from modelexport.tools.devices.device_regions import RegionCutter
+from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.device_text import format_device
 from modelexport.tools.devices.found_changes import find_changes
@@ -238,6 +239,25 @@ def test_what_is_wrong_with_a_device_is_one_line(file: Path, device: str, messag
 def test_an_error_that_no_number_of_float64_is_cannot_be_compared() -> None:
     with np.errstate(over="ignore"):
         assert output_error(np.ones(2), np.array([1, 1e200])) is None
+
+
+def test_right_values_of_a_file_in_half_precision_are_exact(tmp_path: Path) -> None:
+    text = "g (float16[1] x, float16[1] large) => (float16[1] y) { sum = Add(x, large) y = Sub(sum, large) }"
+    inputs = {"x": np.ones(1, np.float16), "large": np.full(1, 2048, np.float16)}
+    region = RegionCutter(load(written(tmp_path / "half.onnx", text)), inputs).whole()
+    assert region.outputs["y"].tolist() == [1]
+
+
+def test_a_device_without_an_answer_for_a_region_is_not_passed_over(file: Path) -> None:
+    class Garbled(SpoiledDevice):
+        def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
+            if region.name != ".":
+                raise UsageError("answered nonsense")
+            return super().run(region, log=log)
+
+    feeds = {"x": np.ones((1, 5, 8), np.float32)}
+    with pytest.raises(UsageError, match="answered nonsense"):
+        check(load(file), feeds, Garbled(is_operator("Erf")), modules=[ModuleCall("head")])
 
 
 def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,23 @@ def test_the_model_whose_time_is_measured_stays_as_it_is(exported: Exporter, mon
     monkeypatch.setattr(measuring, "time_in_turns", lambda *how, **more: compare_turns([9] * 9, [1] * 9))
     measuring.whole_time(tagged, tagged.model, {}, "cpu")
     assert ir.to_proto(tagged.model) == before
+
+
+@pytest.mark.slow
+def test_nothing_is_written_beside_the_model_that_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
+    modelexport.export(model, (torch.ones(2, 64),), tmp_path / "net.onnx", check=False)
+    made, make = list[Path](), tempfile.mkdtemp
+
+    def recorded(*how: Any, **more: Any) -> str:
+        made.append(Path(folder := make(*how, **more)))
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", recorded)
+    feeds = [{"input": np.full((2, 64), number, np.float32)} for number in (1, 2)]
+    found = search(tmp_path / "net.onnx", to=["int8-static"], data=feeds, within="error<=10")
+    measuring.whole_time(found.tagged, found.made.model, feeds[0], "cpu")
+    assert tmp_path not in {folder.parent for folder in made}
 
 
 def test_a_size_and_the_least_time_are_not_asked_for_together(exported: Exporter) -> None:

@@ -278,6 +278,13 @@ def test_a_missing_operator_names_itself_its_module_and_the_place_to_add_it() ->
         torch_source(graph(node, x))
 
 
+def test_the_place_of_the_weights_is_checked_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "damaged.onnx").write_text("damaged")
+    (tmp_path / "model.safetensors").mkdir()
+    done = run("to-torch", tmp_path / "damaged.onnx", "-o", tmp_path / "model.py")
+    assert "model.safetensors is a folder" in done.stderr
+
+
 def test_only_python_is_written() -> None:
     with pytest.raises(UsageError, match="is not a Python file"):
         back().write("model.onnx")

@@ -27,7 +27,7 @@ from modelexport.tools.devices.device_report import (
     TriedChange,
     count_nodes,
 )
-from modelexport.tools.devices.judged_regions import RegionRunner, judge
+from modelexport.tools.devices.judged_regions import NoResultError, RegionRunner, judge
 from modelexport.tools.devices.tried_changes import tried_changes
 from modelexport.tools.devices.wrong_regions import smallest_region
 from modelexport.traces.tolerances import ON_A_DEVICE
@@ -92,13 +92,21 @@ class _DeviceCheck:
             return self.looked_at[str(call)]
         try:
             region = self._regions.of_call(call)
-            if region is None:
-                return None
-            self._tell(str(call))
-            return self._note(region, self._runs.run(region), call)
-        except UsageError as error:  # in a function, of a value without a type, or not in a kit
-            self.looked_at[str(call)] = self._report(call, "not compared", reason=str(error))
+        except UsageError as error:  # in a function, or of a value without a type
+            self._leave_out(call, error)
             return None
+        if region is None:
+            return None
+        self._tell(str(call))
+        try:
+            result = self._runs.run(region)
+        except NoResultError as error:
+            self._leave_out(call, error)
+            return None
+        return self._note(region, result, call)
+
+    def _leave_out(self, call: ModuleCall, error: UsageError) -> None:
+        self.looked_at[str(call)] = self._report(call, "not compared", reason=str(error))
 
     def wrong_in(self, call: ModuleCall, *, alone: bool = True) -> list[RegionReport]:
         """The smallest wrong regions of a call.
@@ -221,11 +229,10 @@ class _DeviceCheck:
         if not self._runs.runs_any_region or owner is None or node.graph is not self._tagged.model.graph:
             return []
         self._tell(f"what puts {node.op_type} on {self._runs.device.name}")
+        region = None
         with suppress(UsageError):
             region = self._regions.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
-            if region is not None:
-                return list(tried_changes(region, node, self._runs, self._bound))
-        return []
+        return [] if region is None else list(tried_changes(region, node, self._runs, self._bound))
 
     def notes(self) -> Iterator[str]:
         device, whole = self._runs.device, self._regions.whole()

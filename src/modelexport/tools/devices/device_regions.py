@@ -25,7 +25,7 @@ from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import is_comparable
-from modelexport.traces.file_run import FileRun
+from modelexport.traces.file_run import FileRun, type_of
 from modelexport.traces.node_computation import NodeError
 
 _KEPT = 2**28
@@ -46,11 +46,13 @@ class ReferenceRegion:
     """Names of its inputs to the right arrays."""
     outputs: Mapping[str, Any]
     """Those that can be compared."""
+    type: str
+    """The type of the file, whose numbers are computed in float64."""
 
     def with_model(self, model: ir.Model) -> ReferenceRegion | None:
         """The region with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
         try:
-            results = FileRun(model, in_float64_for="float32").run(self.inputs)
+            results = FileRun(model, in_float64_for=self.type).run(self.inputs)
         except NodeError:
             return None
         outputs = {name: results[name].astype(right.dtype) for name, right in self.outputs.items()}
@@ -64,7 +66,7 @@ class ReferenceRegion:
 
     def cost_of_half(self) -> float:
         """The largest error if every number is rounded to float16, each operator being computed exactly."""
-        run = FileRun(self.model, in_float64_for="float32")
+        run = FileRun(self.model, in_float64_for=self.type)
         inputs = {name: _as_half(array) for name, array in self.inputs.items()}
         try:
             results = run.run(
@@ -107,7 +109,9 @@ class RegionCutter:
             infer_types(tagged)
         self._bytes = 0
         self._cutter = Cutter(tagged)
-        self._run = FileRun(tagged.model, in_float64_for="float32")
+        graph = tagged.model.graph  # the weights may have a type that only a part of the file computes in
+        self._type = type_of((*graph.inputs, *graph.outputs))
+        self._run = FileRun(tagged.model, in_float64_for=self._type)
         self._right: dict[ir.Value, Any] = {
             value: np.asarray(inputs[value.name or ""]) for value in tagged.model.graph.inputs if value.name in inputs
         }
@@ -120,10 +124,9 @@ class RegionCutter:
         """The file itself."""
         model = self._tagged.model
         values = [value for value in model.graph.outputs if value in self._right]
-        outputs = {value.name or "": self._array(value) for value in values}
-        return ReferenceRegion(
-            ".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), _comparable(outputs)
-        )
+        right = {value.name or "": self._array(value) for value in values}
+        folder, taken = self._tagged.path.parent, dict(self._inputs)
+        return ReferenceRegion(".", self._tagged.nodes, model, folder, taken, _comparable(right), self._type)
 
     def of_call(self, call: ModuleCall) -> ReferenceRegion | None:
         """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
@@ -145,7 +148,8 @@ class RegionCutter:
         }
         outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
         taken, right = ({key: self._array(source) for key, source in side.items()} for side in (inputs, outputs))
-        return ReferenceRegion(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
+        folder = self._tagged.path.parent
+        return ReferenceRegion(name, tuple(nodes), cut.model, folder, taken, _comparable(right), self._type)
 
     def _array(self, value: ir.Value) -> Any:
         """The right array of a value, in its type."""

@@ -14,6 +14,10 @@ from modelexport.tools.devices.device_report import RegionStatus
 from modelexport.traces.tolerances import TIMES_ROUNDING
 
 
+class NoResultError(UsageError):
+    """Nothing ran this region: the results of a kit lack it."""
+
+
 class RegionRunner(Protocol):
     """What runs regions on a device."""
 

@@ -29,6 +29,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
+from modelexport.tools.devices.judged_regions import NoResultError
 from modelexport.traces.inputs_and_example_sizes import make_feeds
 from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
 
@@ -147,7 +148,7 @@ class _ResultsOfKit:
         """The result of a part."""
         part = region.name if region.name != "." else "the whole file"
         if (result := self._parts.get(region.name)) is None:
-            raise UsageError(f"the results have nothing of {part}: {_AGAIN}, to its end")
+            raise NoResultError(f"the results have nothing of {part}: {_AGAIN}, to its end")
         if result.status == "ran" and not result.is_of(region.outputs):
             raise FileFormatError(f"the results of {part} are damaged: {_AGAIN}")
         return msgspec.structs.replace(result, message=shortened(on_one_line(result.message), 600))

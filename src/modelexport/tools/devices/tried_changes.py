@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from modelexport.core.text import shortened
-from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
 from modelexport.tools.devices.device_regions import ReferenceRegion
 from modelexport.tools.devices.device_report import TriedChange, count_nodes
@@ -32,10 +31,7 @@ def tried_changes(region: ReferenceRegion, node: ir.Node, runs: RegionRunner, bo
 def _result(region: ReferenceRegion, model: ir.Model, runs: RegionRunner, bound: float) -> str:
     if (changed := region.with_model(model)) is None:
         return "cannot be computed"
-    try:
-        result = runs.run(changed)
-    except UsageError as error:
-        return shortened(str(error), 100)
+    result = runs.run(changed)
     if result.status != "ran":
         return f"{result.status}: {shortened(result.message.removeprefix('[ONNXRuntimeError] : '), 100)}"
     status, _ = judge(changed, result, runs.device, bound)

@@ -125,7 +125,7 @@ def open_switched(
         from modelexport.tools.quantize.measured_on_device import SessionOnDevice
 
         return SessionOnDevice(tagged, units, methods, feeds, device, output)
-    with scratch(tagged.path.parent) as folder:
+    with scratch() as folder:
         measured = any(method.row.needs_data for method in methods)
         ranges = calibrate(tagged.model, feeds, folder) if measured else None
         return SwitchableSession(tagged, units, methods, ranges=ranges, output=output)

@@ -53,7 +53,7 @@ def measured_seconds(
     weighted, nodes = weighted_nodes(tagged.model), {node.name or "": node for node in tagged.model.graph}
     for method in with_progress(methods):
         assignment = {name: method for unit in units for name in unit.nodes}
-        with scratch(tagged.path.parent) as folder:
+        with scratch() as folder:
             ranges = calibrate(tagged.model, feeds, folder) if method.row.needs_data else None
             with _written(tagged, quantize_model(tagged.model, assignment, ranges=ranges)) as file:
                 before, after = profile_in_turns(tagged.path, file, feeds[0], runs=TURNS, provider=device)
@@ -92,7 +92,7 @@ def whole_time(tagged: TaggedFile, model: ir.Model, inputs: Mapping[str, Any], d
 @contextmanager
 def _written(tagged: TaggedFile, model: ir.Model) -> Iterator[Path]:
     """A file of a model that was made from a tagged file, with tags."""
-    with scratch(tagged.path.parent) as folder:
+    with scratch() as folder:
         model = encoded(copy_of(model), tagged.call_tags)
         name_nodes_apart(model)
         save_model(model, file := folder / "quantized.onnx")

@@ -168,11 +168,13 @@ class Quantized:
     outcome: Outcome
 
 
-def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = None, folder: Path) -> Quantized:
+def quantized(
+    tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = None, folder: Path | None = None
+) -> Quantized:
     """Quantize a tagged file in memory; what is kept is compared with what it was.
 
     Args:
-        folder: Where files may be written that are removed again.
+        folder: Where files may be written that are removed again; by default as :func:`.scratch`.
 
     Raises:
         UsageError: A selector matches nothing, a method does not exist, or data are needed.

@@ -220,7 +220,7 @@ def search(
             choice = ranked.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
-                made = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent)
+                made = quantized(tagged, recipe, data=choosing)
                 judged, in_batches = _judge(made.model, tagged.model, switched, measured, judging)
             figures = [judged] if in_batches is None else [judged, in_batches]
             if bound is None or all(map(bound.holds, figures)) or len(steps) == len(ranked.steps):

@@ -29,13 +29,12 @@ from modelexport.runtime.shapes import elements, find_shapes
 from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tools.to_torch.arrays_as_tensors import as_tensor
 from modelexport.traces.array_differences import Verdict, compare_arrays, verdict_of
-from modelexport.traces.file_run import FileRun
+from modelexport.traces.file_run import FileRun, type_of
 from modelexport.traces.tolerances import ALLOWED, FROM_STORED_VALUES
 
 Feeds = Mapping[str, Any]
 _RUNS = 4
 """With how many inputs the two are compared, at most."""
-_NARROW = ("float16", "bfloat16")
 
 
 def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Module]) -> str:
@@ -136,9 +135,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _agrees_in_float64(file: ir.Model, model: nn.Module, feeds: Feeds) -> bool:
-    types = {value.dtype.name.lower() for value in file.graph.initializers.values() if value.dtype is not None}
-    types |= {value.dtype.name.lower() for value in file.graph.inputs if value.dtype is not None}
-    kind = next((name for name in _NARROW if name in types), "float32")
+    kind = type_of((*file.graph.initializers.values(), *file.graph.inputs))
     try:
         outputs = FileRun(file, in_float64_for=kind).run(feeds)
     except UsageError:

@@ -100,13 +100,7 @@ class TorchSource:
         """
         from safetensors.torch import save_file
 
-        path = Path(path)
-        if path.suffix != ".py":
-            source = path / "model.py" if path.is_dir() else path.with_suffix(".py")
-            raise UsageError(f"{path} is not a Python file: give {source}; the weights are written beside it")
-        weights = path.with_suffix(".safetensors")
-        for file in (path, weights):
-            check_writable(file, alone=True)
+        path, weights = source_and_weights(Path(path))
         tensors = {key: as_tensor(array) for key, array in self.tensors.items()}
         with replaced_together() as replacement:
             folder = replacement.folder(path.parent)
@@ -117,6 +111,21 @@ class TorchSource:
             text = self.text.replace(_NO_DIGEST, f'WEIGHTS = "{digest}"', 1)
             (folder / path.name).write_bytes(signed(text.encode()))
             return self.compared(self._module(text, str(folder / path.name)).load())
+
+
+def source_and_weights(path: Path) -> tuple[Path, Path]:
+    """The source file and the weights beside it, once both can be written.
+
+    Raises:
+        OutputError, UsageError: As :meth:`TorchSource.write` has them.
+    """
+    if path.suffix != ".py":
+        source = path / "model.py" if path.is_dir() else path.with_suffix(".py")
+        raise UsageError(f"{path} is not a Python file: give {source}; the weights are written beside it")
+    files = path, path.with_suffix(".safetensors")
+    for file in files:
+        check_writable(file, alone=True)
+    return files
 
 
 def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = "") -> nn.Module:

@@ -24,7 +24,7 @@ def to_torch(
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Write FILE as a module of PyTorch that can be read, changed, trained, and exported again."""
-    from modelexport.tools.to_torch.to_torch import torch_source
+    from modelexport.tools.to_torch.to_torch import source_and_weights, torch_source
 
     chosen = {}
     for text in dropout:
@@ -35,6 +35,7 @@ def to_torch(
             sign = ""
         if not sign:
             raise UsageError(f"--dropout {text}: give a selector and a probability, as 'encoder.layer.*=0.1'")
+    source_and_weights(output)  # before the work
     source = torch_source(file, dropout=chosen)
     not_compared = source.write(output)
     lines = [
