@@ -82,3 +82,14 @@ def test_an_error_that_is_known_does_not_name_the_folder_for_temporary_files(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     assert "temporary" not in commands.run("cost", file.with_name(wrong), "--top", "x").stderr
+
+
+def test_an_error_of_a_library_is_one_line_where_no_folder_can_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", missing)
+    (tmp_path / "m.onnx").write_bytes(b"damaged")
+    assert commands.run("cost", tmp_path / "m.onnx").stderr.startswith("modelexport: ")

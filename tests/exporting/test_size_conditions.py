@@ -261,6 +261,10 @@ def test_a_size_is_the_number_of_its_formula(text: str, size: int | None) -> Non
     assert evaluated_size(text, {"n": 5}) == size
 
 
+def test_a_size_is_computed_without_rounding() -> None:
+    assert evaluated_size("floor(n/3 - 1/3) + 1", {"n": 13}) == 5
+
+
 def test_a_size_that_is_not_a_number_stays_text() -> None:
     assert put_size("n % 0", {"n": "5"}) == "5 % 0"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -18,6 +20,29 @@ def test_in_pytorch() -> None:
     round_in_float64 = written_out(torch.ops.aten.round.default)
     assert round_in_float64 is not None
     assert round_in_float64(torch.from_numpy(NEAR_HALF)).tolist() == EVEN
+
+
+ALMOST_TWO = torch.tensor([2 - 3e-8], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("operator", "how", "found"),
+    [
+        (torch.ops.aten.frac.default, {}, -3e-8),
+        (torch.ops.aten.round.decimals, {"decimals": 1}, 2.0),
+        (torch.ops.aten.round.decimals, {"decimals": -1}, 0.0),
+    ],
+)
+def test_pytorch_makes_integers_on_the_way_as_a_file_does(operator: Any, how: dict[str, Any], found: float) -> None:
+    function = written_out(operator)
+    assert function is not None
+    assert function(ALMOST_TWO, **how).item() == pytest.approx(found)
+
+
+def test_pytorch_makes_the_same_integers_where_it_copies_into_them() -> None:
+    function = written_out(torch.ops.aten.copy_.default)
+    assert function is not None
+    assert function(torch.zeros(1, dtype=torch.int64), ALMOST_TWO).tolist() == [2]
 
 
 @pytest.mark.parametrize("off", [-3e-8, 3e-8])

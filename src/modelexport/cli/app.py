@@ -163,7 +163,10 @@ def _temporary_folder(error: errors.ModelExportError) -> str:
 
     if error.__cause__ is None or isinstance(error.__cause__, OSError):  # which says what is wrong
         return ""
-    free = shutil.disk_usage(folder := tempfile.gettempdir()).free
+    try:
+        free = shutil.disk_usage(folder := tempfile.gettempdir()).free
+    except OSError:  # no folder can be written to
+        return ""
     if free >= _LEAST_FREE:
         return ""
     return f"; {folder}, the folder for temporary files, has {free:,} bytes free: make room, or set TMPDIR"

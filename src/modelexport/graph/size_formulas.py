@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from functools import cache, reduce
 from types import CodeType
 from typing import Any
@@ -26,14 +27,18 @@ NOT_EVALUATED = (
 """The exceptions of evaluating a formula that a file should not have."""
 
 
-def evaluated(formula: str, sizes: Mapping[str, Any]) -> Any:
+def evaluated(formula: str, sizes: Mapping[str, Any], *, exact: bool = False) -> Any:
     """The number or the truth that a formula gives for sizes, or for arrays of sizes.
+
+    Args:
+        exact: Compute with fractions, which the sizes then are: ``floor(n/3 - 1/3)`` of floats is one too few for 13.
 
     Raises:
         NOT_EVALUATED: It is not a formula, or a name has no size.
     """
     with np.errstate(all="ignore"):
-        return eval(_compiled(formula), _KNOWN, {name: sizes[name] for name in names_in(formula)})
+        known = _EXACT if exact else _KNOWN
+        return eval(_compiled(formula), known, {name: sizes[name] for name in names_in(formula)})
 
 
 def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
@@ -41,7 +46,7 @@ def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
     if text in sizes or text in (names := symbols_in(text)):
         return sizes.get(text)
     try:
-        number = evaluated(text, {name: sizes[name] for name in names})
+        number = evaluated(text, {name: Fraction(sizes[name]) for name in names}, exact=True)
         return int(number) if number == int(number) and 0 <= number < SIZE_LIMIT else None
     except NOT_EVALUATED:
         return None
@@ -111,8 +116,9 @@ class _OfArrays(ast.NodeTransformer):
         return ast.BinOp(left, node.op, right)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
-        if not is_number and not isinstance(node, _PARTS):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            return ast.Call(ast.Name(_NUMBER, ast.Load()), [node], [])
+        if not isinstance(node, _PARTS):
             raise TypeError(f"formulas do not have {ast.dump(node)}")
         return super().generic_visit(node)
 
@@ -121,6 +127,15 @@ def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
     return reduce(lambda first, second: ast.BinOp(first, op, second), terms)
 
 
+def _power(base: Fraction, exponent: Fraction) -> Any:
+    """A power, unless it would be a number that fills the memory."""
+    if abs(exponent) > SIZE_DIGITS or abs(base) >= SIZE_LIMIT:
+        raise OverflowError("a power that is not a size")
+    return base**exponent
+
+
+_NUMBER = " number"
+"""The function of numbers in a formula: a name that no axis has, since it is not one of Python."""
 _PARTS = (ast.Expression, ast.Name, ast.Load)
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -129,4 +144,5 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "round": np.round, "pow": np.float_power, "Min": lambda *terms: reduce(np.minimum, terms),
     "Max": lambda *terms: reduce(np.maximum, terms), "Mod": np.mod, "ceiling": np.ceil,
 }  # fmt: skip
-_KNOWN = {"__builtins__": {}, **_FUNCTIONS}
+_KNOWN = {"__builtins__": {}, **_FUNCTIONS, _NUMBER: lambda number: number}
+_EXACT = {**_KNOWN, "pow": _power, _NUMBER: lambda number: Fraction(str(number))}

@@ -27,9 +27,21 @@ def _makes_whole(operator: Any) -> dict[str, Callable[..., Any]]:
     return {name: lambda x: operator(_counted(x)), f"{name}_": lambda x: x.copy_(operator(_counted(x)))}
 
 
+def _is_of_integers(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
 def _converted(x: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
-    makes_integers = dtype is not None and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    makes_integers = dtype is not None and _is_of_integers(dtype)
     return torch.ops.aten._to_copy.default(_counted(x) if makes_integers else x, dtype=dtype, **how)
+
+
+def _copied(into: Any, x: Any, *how: Any) -> Any:
+    return into.copy_(_counted(x) if _is_of_integers(into.dtype) else x, *how)
+
+
+def _rounded_to(x: Any, *, decimals: int) -> Any:
+    return torch.round(_counted(x * 10.0**decimals)) / 10.0**decimals
 
 
 def _divided(x: Any, other: Any, *, rounding_mode: str | None) -> Any:
@@ -70,6 +82,9 @@ _WRITTEN_OUT: dict[str, Callable[..., Any]] = {
     **_makes_whole(torch.round),
     **_makes_whole(torch.trunc),
     "aten::_to_copy": _converted,
+    "aten::copy_": _copied,
+    "aten::frac": lambda x: x - torch.trunc(_counted(x)),
+    "aten::round.decimals": _rounded_to,
     **dict.fromkeys(("aten::div.Tensor_mode", "aten::div.Scalar_mode"), _divided),
     "aten::fake_quantize_per_tensor_affine_cachemask": _there_and_back,
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": lambda x, scale, zero, on, low, high: (
