@@ -174,7 +174,8 @@ def quantized(
     """Quantize a tagged file in memory; what is kept is compared with what it was.
 
     Args:
-        folder: Where files may be written that are removed again; by default as :func:`.scratch`.
+        folder: Where files may be written that are removed again; by default as
+            :func:`modelexport.files.atomic_writing.scratch`.
 
     Raises:
         UsageError: A selector matches nothing, a method does not exist, or data are needed.
