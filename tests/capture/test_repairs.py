@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from modelexport import export
+from modelexport.capture.repairs.special_functions import error_inverse
 from modelexport.capture.repairs.translations import translations
 from truth import wrong
 
@@ -235,3 +236,13 @@ def test_every_operator_of_the_table_is_there() -> None:
     """A canary: if torch dropped a name, the error would appear far away."""
     operators = translations().keys() - {torch.sym_sqrt}
     assert all(isinstance(operator, torch._ops.OpOverload) for operator in operators)
+
+
+def test_the_inverse_of_the_error_function_is_exact_up_to_its_ends() -> None:
+    x = torch.tanh(torch.linspace(-18.7, 18.7, 1001, dtype=torch.float64))
+    torch.testing.assert_close(error_inverse(x), torch.erfinv(x), rtol=1e-14, atol=0)
+
+
+def test_the_inverse_of_the_error_function_is_infinite_at_its_ends() -> None:
+    ends = torch.tensor([-1.0, 1.0])
+    assert torch.equal(error_inverse(ends), torch.erfinv(ends))

@@ -51,7 +51,7 @@ class Mixed(nn.Module):
             self.fourier(x),
             self.norm(x),
             functional.pad(x, (2, -2, -1, 1)),
-            torch.erfinv(torch.tanh(x)),
+            torch.erfinv(torch.tanh(x / 4)),
             (x.double() * 0.1 + 1 / x.shape[2]).float(),
             x * self.gate.detach().sigmoid().item() + float(self.scale.detach().exp()),
             functional.scaled_dot_product_attention(x, x, x),

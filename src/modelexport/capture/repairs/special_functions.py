@@ -62,11 +62,13 @@ def log_gamma(self: Any) -> Any:
 
 
 def error_inverse(self: Any) -> Any:
-    """``erfinv``: Giles' polynomials for double precision, in the middle and towards the ends."""
+    """``erfinv``: Giles' polynomials for double precision, in the middle, towards the ends, and near them."""
     x = self.double()
     w = -torch.log((1 - x) * (1 + x))
-    middle, ends = _polynomial(_MIDDLE, w - 3.125), _polynomial(_ENDS, torch.sqrt(w) - 3.25)
-    return (torch.where(w < 6.25, middle, ends) * x).to(self.dtype)
+    root = torch.sqrt(w)
+    is_near = (w >= 16) & (w < math.inf)  # at the ends themselves, the polynomial of ``_ENDS`` has the right sign
+    ends = torch.where(is_near, _polynomial(_NEAR_ENDS, root - 5), _polynomial(_ENDS, root - 3.25))
+    return (torch.where(w < 6.25, _polynomial(_MIDDLE, w - 3.125), ends) * x).to(self.dtype)
 
 
 _MIDDLE = (
@@ -84,7 +86,13 @@ _ENDS = (
     0.00095328937973738049703, -0.0016882755560235047313, 0.0024914420961078508066, -0.0037512085075692412107,
     0.005370914553590063617, 1.0052589676941592334, 3.0838856104922207635,
 )  # fmt: skip
-"""Good for all numbers of float32 between -1 and 1."""
+_NEAR_ENDS = (
+    -2.7109920616438573243e-11, -2.5556418169965252055e-10, 1.5076572693500548083e-09, -3.7894654401267369937e-09,
+    7.6157012080783393804e-09, -1.4960026627149240478e-08, 2.9147953450901080826e-08, -6.7711997758452339498e-08,
+    2.2900482228026654717e-07, -9.9298272942317002539e-07, 4.5260625972231537039e-06, -1.9681778105531670567e-05,
+    7.5995277030017761139e-05, -0.00021503011930044477347, -0.00013871931833623122026, 1.0103004648645343977,
+    4.8499064014085844221,
+)  # fmt: skip
 
 
 def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
