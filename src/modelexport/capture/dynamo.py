@@ -112,7 +112,7 @@ def capture_by_dynamo(
         replaced(_replacements(recorder.seen, programs, options, presumed)),
         replaced({"created": LinesOfCode(model).noting} if options.lines else {}),
         replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
-        replaced(sizes.noting if dynamic else {}),
+        replaced({"export": sizes.exporting, "guards": sizes.logging} if dynamic else {}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
     ):

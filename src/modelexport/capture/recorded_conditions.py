@@ -9,11 +9,11 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from sympy import And, Eq, Not, sympify
+from sympy import And, Eq
 
 from modelexport.capture.failure_hints import is_of_exporter
 from modelexport.capture.patches import private, usable
@@ -28,15 +28,8 @@ class RecordedConditions:
     def __init__(self) -> None:
         self._guards: list[tuple[Any, Any, tuple[str, int], bool, bool]] = []
         """The ``ShapeEnv``, what holds, the file and line, whether the model's own code compares, or makes a number."""
-        self.kernels_take_numbers = True
-        """Whether C++ code gets a number for a symbolic size in a run with the answers of the example, or fails."""
 
-    @property
-    def noting(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Rows of the table of patches to what takes their place."""
-        return {"export": self._exporting, "guards": self._logging, "comparisons": self._evaluating}
-
-    def _exporting(self, capture: Callable[..., Any]) -> Callable[..., Any]:
+    def exporting(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.export.export``, at which the notes of an earlier attempt end."""
 
         def export(*args: Any, **kwargs: Any) -> Any:
@@ -45,51 +38,19 @@ class RecordedConditions:
 
         return export
 
-    def _logging(self, log: Callable[..., Any]) -> Callable[..., None]:
+    def logging(self, log: Callable[..., Any]) -> Callable[..., None]:
         """Wrap the method with which a ``ShapeEnv`` logs a guard, so that its condition is recorded with its line."""
 
         def log_guard(env: Any, prefix: str, g: Any, forcing_spec: bool) -> None:
             if "suppressed" not in prefix:
-                self._guards.append((env, g, *_asking(sys._getframe(1))[:2], False))
+                self._guards.append((env, g, *_asking(sys._getframe(1)), False))
             log(env, prefix, g, forcing_spec)
 
         return log_guard
 
-    def _evaluating(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method that answers comparisons: what the model asks is recorded though its answer follows from
-        earlier ones, of which the file may not keep all.
-        """
-
-        def evaluate_expr(env: Any, orig_expr: Any, hint: Any = None, *more: Any, **options: Any) -> Any:
-            line, in_model, _ = _asking(sys._getframe(1)) if isinstance(hint, bool) else (("", 0), False, False)
-            if in_model:
-                self._guards.append((env, orig_expr if hint else Not(orig_expr), line, True, False))
-            return evaluate(env, orig_expr, hint, *more, **options)
-
-        return evaluate_expr
-
-    def answering(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-        """The same for a run whose answers are those of the example: nothing follows from them. It ends where formulas
-        get long, as those of padded windows do: PyTorch would compute with them for minutes.
-        """
-
-        def evaluate_expr(env: Any, orig_expr: Any, hint: Any = None, *more: Any, **options: Any) -> Any:
-            if hint is None or orig_expr.is_number:
-                return evaluate(env, orig_expr, hint, *more, **options)
-            if orig_expr.count_ops() > _OPERATIONS:
-                raise ArithmeticError(f"more than {_OPERATIONS} operations: {orig_expr}")
-            line, in_model, by_kernel = _asking(sys._getframe(1))
-            if by_kernel and not isinstance(hint, bool) and not self.kernels_take_numbers:
-                raise RuntimeError(f"a number is needed for {orig_expr}")
-            guard = Eq(orig_expr, hint) if not isinstance(hint, bool) else orig_expr if hint else Not(orig_expr)
-            self._guards.append((env, guard, line, in_model, False))
-            return sympify(hint)
-
-        return evaluate_expr
-
     def note_number(self, size: Any) -> bool:
         """Note that the model's own code makes a plain number of a symbolic size; False if it is code of torch."""
-        line, in_model, _ = _asking(sys._getframe(1))
+        line, in_model = _asking(sys._getframe(1))
         if is_noted := in_model and size.node.hint is not None:
             self._note_number(size, line)
         return is_noted
@@ -124,15 +85,14 @@ class RecordedConditions:
                     yield SizeCondition(formula, where, source, in_model, makes_number)
 
 
-def _asking(frame: FrameType) -> tuple[tuple[str, int], bool, bool]:
-    """The file and line of the model that runs in a frame; whether it asks for a size itself; whether C++ code does."""
-    caller = asked = frame
+def _asking(frame: FrameType) -> tuple[tuple[str, int], bool]:
+    """The file and line of the model that runs in a frame, and whether it asks for the size itself, not by torch."""
+    caller = frame
     while caller.f_back is not None and caller.f_globals.get("__name__") in _COMPARE:
-        caller, asked = caller.f_back, caller
+        caller = caller.f_back
     model = next(frames_of_model(frame), None)
     line = (model.f_code.co_filename, model.f_lineno) if model is not None else _interpreted_line()
-    by_kernel = asked.f_globals.get("__name__") == _BY_KERNELS
-    return line, caller is model and not by_kernel, by_kernel
+    return line, caller is model
 
 
 def _without_factors(condition: Any) -> Any:
@@ -156,18 +116,13 @@ def line_of_code(file: str, number: int) -> tuple[str, str]:
     return f"{name_of_code(file)}:{number}", linecache.getline(file, number).strip()[:_TEXT]
 
 
-_BY_KERNELS = "torch.fx.experimental.sym_node"
-"""The module of the first frame where PyTorch's C++ code compares sizes; where Python does, it is a method."""
 _COMPARE = {
     "torch",
-    _BY_KERNELS,
-    *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording")),
+    *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording", "sym_node")),
     __name__,
     "modelexport.capture.presumed_answers",
     "modelexport.capture.traced_size_conditions",
 }
 """Modules whose frames are on the stack between a comparison of sizes and its record; they are skipped."""
-_OPERATIONS = 48
-"""The most operations of a formula in a run with symbolic sizes."""
 _TEXT = 120
 """The largest number of characters of a line that is quoted."""

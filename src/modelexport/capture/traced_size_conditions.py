@@ -21,12 +21,10 @@ import torch
 from torch import nn
 
 from modelexport.capture.patches import private, replaced, usable
-from modelexport.capture.python_kernels import PythonKernels
 from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
-from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.graph.size_bounds import bounds_of
-from modelexport.graph.size_conditions import SizeCondition, broken, next_odd, renamed, simplified
+from modelexport.graph.size_conditions import SizeCondition, broken, next_odd, renamed, simplified, sizes_against
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
     changeable_sizes,
@@ -48,9 +46,27 @@ def size_conditions_of_trace(model: nn.Module, inputs: Inputs, graph: ir.Model) 
         inputs: The example inputs; not changed.
         graph: The traced graph.
     """
-    recorded = _by_symbols(model, inputs, graph)
+    recorded = _with_implied(model, inputs, graph)
     known = [condition for condition in recorded if _decides(condition)]
     return simplified([*recorded, *_by_instructions(model, inputs, graph, known)])
+
+
+def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[SizeCondition]:
+    """The conditions that runs with symbolic sizes record, those of the example and those that they imply.
+
+    Where ``n > 6`` is known, ``n > 4`` is not recorded; a run on the other side of the first records it.
+    """
+    sizes, found = symbol_sizes(inputs, graph), [*_by_symbols(model, inputs, graph)]
+    for condition in found:  # which grows
+        other = next(iter(sizes_against(condition, sizes)), None) if _decides(condition) else None
+        if other is None or too_large(inputs, graph, other):
+            continue
+        beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
+        implied = [each for each in beyond if _decides(each) and each.holds(sizes) and each not in found]
+        if not implied:  # each run costs a part of an export, and few models have such a decision
+            break
+        found += implied
+    return found
 
 
 def _decides(condition: SizeCondition) -> bool:
@@ -103,22 +119,22 @@ def _by_symbols(
     try:
         with untouched(model, runs=False), torch.no_grad(), contextlib.ExitStack() as stack:
             args, kwargs = run_arguments(tree_map(symbolic, inputs))
-            stack.enter_context(replaced({"comparisons": recorded.answering}))
-            stack.enter_context(steps_open())
+            stack.enter_context(replaced({"guards": recorded.logging}))
             stack.enter_context(attribute_set(builtins, "len", length))
             quotient_and_rest = attribute_set(torch.SymInt, "__divmod__", lambda *of: (of[0] // of[1], of[0] % of[1]))
             stack.enter_context(quotient_and_rest)
             for kind, name in itertools.product((torch.SymInt, torch.SymFloat), _TO_NUMBERS):
                 if convert := getattr(kind, name, None):
                     stack.enter_context(attribute_set(kind, name, partialmethod(plain, name, convert)))
-            with fake, PythonKernels(recorded):
+            with fake:
                 model(*args, **kwargs)
     except Exception as error:  # of the model, and of operations that do not take symbols
         failed = True
         recorded.note_end(error, dynamic)
+    equal = [SizeCondition(f"{symbol} == {other}") for symbol, other in env.replacements.items()]
     again = failed and lengths and not lengths_are_numbers
     more = _by_symbols(model, inputs, graph, lengths_are_numbers=True) if again else ()
-    return (*renamed(recorded.conditions(), symbols), *more)
+    return (*renamed([*recorded.conditions(), *equal], symbols), *more)
 
 
 _TO_NUMBERS = ("__int__", "__index__", "__float__", "__repr__", "__format__")
