@@ -273,7 +273,8 @@ class _Run:
         def counted(value: ir.Value | None, array: Any) -> Any:
             in_double = value is not None and value.dtype is ir.DataType.DOUBLE
             is_float = isinstance(array, np.ndarray) and array.dtype == np.float64
-            return without_last_bits(array) if is_float and not (in_double and is_of_python(array)) else array
+            is_exact = in_double and self._of_sizes.get(id(array)) is array
+            return without_last_bits(array) if is_float and not is_exact else array
 
         if self._of.is_wide and _makes_whole_numbers(node):
             inputs = [*map(counted, node.inputs, inputs)]

@@ -308,7 +308,7 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "no tensors": ({"a": "count"}, "a returns no tensors"),
     "names for another number of values": (
         {"a": Part(method=lambda model, x: (x, x), inputs={"x": IDS}, outputs=["y"])},
-        "a returns 2 values, and 1 names",
+        "a returns 2 values, and 1 name is given",
     ),
     "no state": (
         {"a": Part(method="encode_text", inputs={"input_ids": IDS}, state=True, dynamic=False)},

@@ -117,7 +117,7 @@ def verify_against(
         provider=provider,
         bound=limit,
         judged=judged,
-        notes=[*notes_of_equal_bytes(first_file.path, second_file.path), *measured.notes],
+        notes=[*measured.notes, *notes_of_equal_bytes(first_file.path, second_file.path)],
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
         cause=measured.cause,
     )
