@@ -13,9 +13,10 @@ from onnx import TensorProto, helper
 
 import commands
 from modelexport.errors import OutputError
-from modelexport.files.atomic_writing import check_writable, replaced_together, signed
+from modelexport.files.atomic_writing import replaced_together
 from modelexport.files.linked_weights import free_place
 from modelexport.files.output_folders import check_package_folder
+from modelexport.files.replaceable_files import check_writable, signed
 from modelexport.format.keys import DOCUMENT_SUFFIXES
 from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, encode_manifest
 

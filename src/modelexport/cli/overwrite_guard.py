@@ -150,7 +150,7 @@ def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, WrittenM
 
 
 def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, WrittenMark]) -> None:
-    from modelexport.files.atomic_writing import check_writable
+    from modelexport.files.replaceable_files import check_writable
 
     places: dict[str, Path] = {}
     for name, value in outputs.items():

@@ -29,8 +29,8 @@ from modelexport.exporting.front_end_choice import Attempt, first_that_passes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Options
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
+from modelexport.files.replaceable_files import check_writable
 from modelexport.format import documents
 from modelexport.graph.node_owners import owned_operators
 from modelexport.graph.size_conditions import SizeCondition, record_conditions

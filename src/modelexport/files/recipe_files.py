@@ -9,8 +9,8 @@ import msgspec
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import reason_of
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import signed
 from modelexport.files.regular_files import read_regular
+from modelexport.files.replaceable_files import signed
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

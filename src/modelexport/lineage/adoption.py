@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from modelexport.core.result_display import Written
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators, owner_of, required_owner

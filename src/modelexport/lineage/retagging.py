@@ -17,10 +17,10 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.result_display import Written
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.inlined_functions import inline_calls

@@ -15,11 +15,11 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.files import onnx_models
-from modelexport.files.atomic_writing import check_written_by_us
 from modelexport.files.external_data import sample_digest
 from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
+from modelexport.files.replaceable_files import check_written_by_us
 from modelexport.format import keys
 from modelexport.format.documents import WeightsFile
 from modelexport.format.parameter_plan import ParameterPlan

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable, scratch
+from modelexport.files.atomic_writing import scratch
 from modelexport.files.linked_weights import data_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.runtime.checked_writing import checked_and_written

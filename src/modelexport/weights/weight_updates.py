@@ -14,11 +14,11 @@ from modelexport.core.collected_messages import READING
 from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, suggest
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.document_digests import check_document, read_document
 from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name

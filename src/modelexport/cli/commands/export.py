@@ -60,7 +60,7 @@ def export(
     if ".onnx" not in Path(output).suffixes:  # it could be meant as a folder
         raise UsageError(f"{output} does not end in .onnx: give {output}.onnx, or for a package a folder, {output}/")
     from modelexport.cli import show_export
-    from modelexport.files.atomic_writing import check_writable
+    from modelexport.files.replaceable_files import check_writable
 
     options.check_together()
     page = Path(output).with_suffix(".html")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from modelexport.errors import OutputError
-from modelexport.files.atomic_writing import check_writable
+from modelexport.files.replaceable_files import check_writable
 from modelexport.files.safetensors_files import errors_of_writing
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import CallTags
-from modelexport.files.atomic_writing import Replacement, check_written_by_us
+from modelexport.files.atomic_writing import Replacement
+from modelexport.files.replaceable_files import check_written_by_us
 from modelexport.format import documents
 from modelexport.graph.node_owners import required_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs

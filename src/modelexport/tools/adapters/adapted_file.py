@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import first_few
 from modelexport.errors import WeightsError
-from modelexport.files.atomic_writing import check_writable
+from modelexport.files.replaceable_files import check_writable
 from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
 from modelexport.graph.copies import value_like
 from modelexport.graph.node_owners import owner_of

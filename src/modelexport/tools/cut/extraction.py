@@ -14,10 +14,10 @@ from modelexport.core.calls import ROOT, ModuleCall, Side, common_stack
 from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, suggest
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import fits_inside, save_model
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.path_or_model import Source
+from modelexport.files.replaceable_files import check_writable
 from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.documents import Value
 from modelexport.format.dtypes import dtype_name

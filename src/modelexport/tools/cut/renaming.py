@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.result_display import Written
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.regions.shared_files import save_edited
 from modelexport.runtime.checked_writing import checked_and_written

@@ -14,8 +14,8 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.result_display import Written
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.format import keys
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of, set_owner

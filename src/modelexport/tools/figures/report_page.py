@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.text import plural
-from modelexport.files.atomic_writing import check_writable
+from modelexport.files.replaceable_files import check_writable
 from modelexport.graph.node_owners import owner_of
 from modelexport.packages.measured_parts import DECODE, common_sizes, cost_parts, profile_parts
 from modelexport.runtime.devices import CPU

@@ -16,9 +16,10 @@ from modelexport.core.limits import CHECKED_BYTES
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, reason_of, suggest
 from modelexport.errors import FileFormatError, ModelExportError, NotWrittenError, UsageError
-from modelexport.files.atomic_writing import NO_ROOM, check_space, check_writable, scratch
+from modelexport.files.atomic_writing import NO_ROOM, check_space, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.half_precision import in_half_precision

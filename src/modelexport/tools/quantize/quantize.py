@@ -16,11 +16,12 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, short_repr
 from modelexport.errors import CheckError, UsageError, raised_as
-from modelexport.files.atomic_writing import check_writable, check_written_by_us, scratch
+from modelexport.files.atomic_writing import scratch
 from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.recipe_files import Recipe, encode_recipe
+from modelexport.files.replaceable_files import check_writable, check_written_by_us
 from modelexport.format import documents
 from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.copies import copy_of

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from modelexport.core.timed_stages import Stages
 from modelexport.files import onnx_models
-from modelexport.files.atomic_writing import check_written_by_us
 from modelexport.files.linked_weights import seal
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.recipe_files import Recipe, encode_recipe
+from modelexport.files.replaceable_files import check_written_by_us
 from modelexport.format import keys
 from modelexport.format.documents import DataFile
 from modelexport.graph.bound_tensors import bind_tensors

@@ -20,8 +20,9 @@ from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
 from modelexport.core.warned_callers import warn_caller
 from modelexport.errors import ModelExportWarning, UsageError
-from modelexport.files.atomic_writing import check_writable, replaced_together, signed
+from modelexport.files.atomic_writing import replaced_together
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.replaceable_files import check_writable, signed
 from modelexport.files.safetensors_files import errors_of_writing
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.nodes import required_inputs
