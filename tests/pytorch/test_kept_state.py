@@ -181,3 +181,16 @@ def test_a_model_with_branches_runs_after_its_operations_were_seen() -> None:
         model(x)
     torch.testing.assert_close(model(x), model.one(x))
     model.double()(x.double())
+
+
+def test_a_model_that_sets_the_default_type_leaves_it_as_it_was_after_an_export(tmp_path: Path) -> None:
+    class SetsType(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.set_default_dtype(torch.float64)
+            return x + torch.ones(4).float()
+
+    try:
+        export(SetsType(), (torch.randn(2, 4),), tmp_path / "x.onnx")
+        assert torch.get_default_dtype() == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)

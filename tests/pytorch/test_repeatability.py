@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from modelexport import export
+from modelexport.errors import LimitedFileWarning
 from modelexport.pytorch.runs.repeatability import find_unrepeatable
 
 X = torch.ones(4, 4)
@@ -103,7 +104,19 @@ def test_a_model_that_counts_its_runs_does_not_compute_otherwise_with_a_mask() -
             self.runs += 1
             return x * self.runs
 
-    assert [one.kind for one in find_unrepeatable(Counts(), (X,))] == ["random"]
+    assert [one.kind for one in find_unrepeatable(Counts(), (X,))] == ["state"]
+
+
+def test_a_model_whose_result_depends_on_earlier_runs_is_a_warning_in_python(tmp_path: Path) -> None:
+    class Averages(nn.Module):
+        mean = torch.zeros(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return x - self.mean
+
+    with pytest.warns(LimitedFileWarning, match="state: output; the file always computes what a first run does"):
+        export(Averages(), (X,), tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -124,10 +124,7 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 
 def print_warnings(result: ExportResult, options: Options) -> None:
     """Write to standard error what a person has to know about the file."""
-    from modelexport.exporting.markdown_report import file_does
-
-    lines = [*result.notes, *(f"{item.kind}: {item.where}; {file_does(item.kind)}" for item in result.unrepeatable)]
-    lines += result.limits
+    lines = [*result.notes, *result.limits]
     if result.attempts:
         reasons = "; ".join(f"{item.frontend} failed: {item.reason.splitlines()[0]}" for item in result.attempts)
         lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")

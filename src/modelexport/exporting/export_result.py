@@ -106,8 +106,9 @@ class ExportResult(Written):
 
     @property
     def limits(self) -> list[str]:
-        """What a person has to know before the file runs with other inputs, a line each."""
-        lines = [
+        """What a person has to know before the file runs with other inputs, or once more, a line each."""
+        lines = [f"{item.kind}: {item.where}; {item.instead}" for item in self.unrepeatable]
+        lines += [
             f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
             f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
             for axis in self.fixed

@@ -106,7 +106,7 @@ def _compared(result: ExportResult) -> Iterator[str]:
     verified = result.verified
     if result.unrepeatable:
         yield "## Not the same in every run"
-        rows = [(f"`{behavior.where}`", behavior.kind, file_does(behavior.kind)) for behavior in result.unrepeatable]
+        rows = [(f"`{behavior.where}`", behavior.kind, behavior.instead) for behavior in result.unrepeatable]
         yield _table(("where", "what", "what the file does instead"), rows)
     if verified is not None:
         yield "## Against PyTorch"
@@ -194,21 +194,6 @@ def _weights(weights: WeightsSummary) -> Iterator[str]:
         yield "### Changed from the checkpoint"
         rows = [(f"`{name}`", operations) for name, operations in weights.made.items()]
         yield _table(("initializer", "computed by"), rows)
-
-
-def file_does(kind: str) -> str:
-    """What a file does instead of behavior that changes from run to run."""
-    return {
-        "random": "it draws its own numbers, or uses those of the captured run: it cannot agree with PyTorch",
-        "mask": "it computes with the attention mask; PyTorch leaves out a mask that hides nothing, and then computes "
-        "something else",
-        "fused": "it computes every position; PyTorch's fused operator of encoder layers gives zeros where a mask "
-        "hides padding",
-        "autocast": "it computes in the types of the weights; torch.autocast rounds to half precision",
-        "buffer": "it always computes with the value that the buffer had before the run",
-        "no output": "it returns nothing",
-        "empty output": "it returns an empty tensor, or omits the output",
-    }[kind]
 
 
 def _values(names: Sequence[str]) -> str:

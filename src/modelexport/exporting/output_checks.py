@@ -89,7 +89,7 @@ def check_outputs(pair: ModelAndFile, inputs: Inputs, path: Path) -> FileCheck:
     excused = [output.reason for output in run.outputs if output.status != "agree"]
     if RANDOM in excused:
         behaviors = find_unrepeatable(pair.model, inputs)
-        repeats = not any(behavior.kind in ("random", "buffer") for behavior in behaviors)
+        repeats = not any(behavior.kind in ("random", "state", "buffer") for behavior in behaviors)
         reason = _SAME_NUMBERS if repeats else RANDOM
         return FileCheck(status="failed" if repeats else "skipped", step="outputs", reason=reason)
     doubted = compared

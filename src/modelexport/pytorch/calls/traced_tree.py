@@ -119,6 +119,7 @@ def untouched(
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         changed = [] if changed is None else changed
         stack.enter_context(_model_kept(model, changed))
         guard = Guard(tensors, changed) if runs else None

@@ -20,7 +20,20 @@ from modelexport.traces.tolerances import SAME_BUT_ROUNDING
 
 ChangedRun = Literal["mask", "fused", "autocast"]
 """The differences between a run of users and the run of an export that may change outputs."""
-Kind = Literal["random", "buffer", ChangedRun, "no output", "empty output"]
+Kind = Literal["random", "state", "buffer", ChangedRun, "no output", "empty output"]
+_INSTEAD: Mapping[Kind, str] = {
+    "random": "the file draws its own numbers, or uses those of the captured run: it cannot agree with PyTorch",
+    "state": "the file always computes what a first run does; in PyTorch, the next run with the same inputs differs",
+    "mask": "the file computes with the attention mask; PyTorch leaves out a mask that hides nothing, and computes "
+    "something else then",
+    "fused": "the file computes every position; PyTorch's fused operator of encoder layers gives zeros where a mask "
+    "hides padding",
+    "autocast": "the file computes in the types of the weights; torch.autocast rounds to half precision",
+    "buffer": "the file always computes with the value that the buffer had before the run",
+    "no output": "the file returns nothing",
+    "empty output": "the file returns an empty tensor, or omits the output",
+}
+"""What a file does instead, by kind."""
 
 
 class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +42,11 @@ class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     where: str
     """The name of an output or a buffer."""
+
+    @property
+    def instead(self) -> str:
+        """What the file does instead."""
+        return _INSTEAD[self.kind]
 
 
 def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
@@ -66,7 +84,7 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
     behaviors += [Unrepeatable(kind="empty output", where=name) for name, tensor in first.items() if not tensor.numel()]
     if not any(behavior.kind == "buffer" for behavior in behaviors):
         behaviors += [
-            Unrepeatable(kind="random", where=name)
+            Unrepeatable(kind="random" if draws else "state", where=name)
             for name, tensor in first.items()
             if name not in other or not _same(tensor, other[name])
         ]
