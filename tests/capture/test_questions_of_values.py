@@ -240,6 +240,15 @@ def test_what_follows_if_all_are_selected_is_tried(tmp_path: Path) -> None:
         export(Asks(early), torch.randn(4, 4), tmp_path / "x.onnx", frontend="dynamo")
 
 
+def unless_any(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if (x > 100).any() else x
+
+
+def test_the_error_names_the_question_that_the_example_answers_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"asks whether anything is selected \(test_questions_of_values.py:\d+\)"):
+        export(Asks(unless_any), torch.randn(2, 4), tmp_path / "x.onnx", frontend="dynamo")
+
+
 @pytest.mark.parametrize(
     "forward", [while_any, *(pytest.param(one, marks=pytest.mark.slow) for one in (while_counted, until_none))]
 )

@@ -51,6 +51,7 @@ class Quotients(nn.Module):
         return {
             "floored": x // 0.1,
             "floored, by name": torch.floor_divide(x, 0.1),
+            "floored, div": torch.div(x, 0.1, rounding_mode="floor"),
             "rest": x % 0.1,
             "rest of tensors": x % (x * 0 + 0.1),
             "angle": torch.atan2(x * 0, x),

@@ -34,6 +34,7 @@ FUNCTIONS: dict[str, Function] = {
     "alpha": lambda x: torch.add(x, x * x, alpha=1 / x.shape[1]),
     "epsilon": lambda x: x / (x.norm(dim=1, keepdim=True) + 1 / x.shape[1]),
     "mean": lambda x: x.sum(1) / x.shape[1],
+    "bytes": lambda x: x / x.nbytes,
     "area": lambda x: x - x.sum((1, 2), keepdim=True) / (x.shape[1] * x.shape[2]),
     "positions": lambda x: x + (2 * torch.arange(x.shape[2]) / (x.shape[2] - 1) - 1),
     "tensor": lambda x: x / torch.sqrt(torch.tensor(x.shape[1])),
@@ -66,6 +67,13 @@ FUNCTIONS: dict[str, Function] = {
     "quotient of sizes, nearest": lambda x: interpolate(x, scale_factor=x.shape[1] / x.shape[2]),
     "quotient that keeps a size": lambda x: interpolate(x, scale_factor=(x.shape[2] + 0.1) / x.shape[2], mode="linear"),
     "windows of uneven sizes": lambda x: adaptive_avg_pool2d(x, (3, 4)),
+    "windows of half the size": lambda x: interpolate(
+        x[None], scale_factor=0.5, mode="area", recompute_scale_factor=True
+    ),
+    "windows as many as rows": lambda x: adaptive_avg_pool2d(x, (x.shape[0], 3)),
+    "numbers between bounds": lambda x: (
+        x + torch.arange(0.5, x.shape[2])[-1] * torch.arange(x.shape[1] / 3, x.shape[1]).sum()
+    ),
     "maxima of uneven sizes": lambda x: adaptive_max_pool2d(x, (2, 3)),
     "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
     "new, in double precision": lambda x: x.double().new_full((x.shape[1],), x.shape[1] * 0.57).floor(),
@@ -78,6 +86,7 @@ BY_TRACE = (
     "ratio",
     "full",
     "bound",
+    "bytes",
     "alpha",
     "epsilon",
     "attention of three axes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,25 @@ def test_conditions_are_warnings_in_python_in_the_line_of_the_caller(tmp_path: P
         result = export(Doubles(), (torch.rand(2, 4),), tmp_path / "x.onnx", dynamic=True)
     assert [str(one.message) for one in warned] == result.limits
     assert [one.filename for one in warned] == [__file__]
+
+
+class Divided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / int(x.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("frontend", "told"),
+    [
+        ("dynamo", r"a size that was to be dynamic is 2 in the file, because test_said.py:\d+"),
+        ("torchscript", r"right only for x_axis_0 == 2 .*no other sizes were tried"),
+    ],
+)
+def test_a_file_that_is_not_checked_says_what_is_not_known_of_its_sizes(
+    frontend: Any, told: str, tmp_path: Path
+) -> None:
+    with pytest.warns(LimitedFileWarning, match=told):
+        export(Divided(), (torch.rand(2, 4),), tmp_path / "x.onnx", dynamic=True, check=False, frontend=frontend)
 
 
 def test_the_command_says_them_itself(tmp_path: Path) -> None:

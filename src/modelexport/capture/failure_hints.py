@@ -81,6 +81,7 @@ def capture_reason(cause: BaseException) -> str:
             f"torch.where and torch.cond decide in the graph"
         )
     text = str(cause).partition("\nWhile executing ")[0]  # what torch.fx adds of the node that it ran
+    text = text.partition("\nException raised from ")[0]  # the stack of C++
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return "\n".join(line[:200] for line in lines[:_REASON_LINES])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import onnx
 
 from modelexport.capture.exported_graph import Exported
@@ -15,7 +16,7 @@ from modelexport.core.text import bytes_text, reason_of
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError
 from modelexport.exporting.capture_inputs import CaptureInputs
-from modelexport.exporting.export_result import presumption_warning
+from modelexport.exporting.export_result import presumption
 from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
@@ -154,16 +155,19 @@ class ExportChecks:
         Where the model asks for values, the file is compared on other inputs, too.
         """
         check = check_outputs(pair, inputs, file)
+        settings = self.hierarchy.settings
+        cause = presumption(settings.presumed) if settings.presumed else "the model decides by values"
+        cause += "; torch.where and torch.cond decide in the graph"
+        if settings.presumed and check.status == "failed" and check.step == "outputs" and not check.cause:
+            return msgspec.structs.replace(check, reason=f"{check.reason}; {cause}")
         if check.status != "passed" or not self.asks_for_values:
             return check
         from modelexport.pytorch.inputs.prepared_inputs import kept_tensors
         from modelexport.verify.other_inputs import compare_others
 
-        settings = self.hierarchy.settings
         kept = kept_tensors(self.model, inputs, tuple(settings.constants))
         for comparison in compare_others(pair.settled(inputs), inputs, kept, selects=True).compared:
             if comparison.status == "differ":
-                cause = presumption_warning(settings.presumed) if settings.presumed else "the model decides by values"
                 reason = f"with {comparison.what}: {comparison.reason}; {cause}"
                 return FileCheck(status="failed", step="other inputs", reason=reason)
         return check

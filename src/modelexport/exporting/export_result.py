@@ -114,7 +114,9 @@ class ExportResult(Written):
             for axis in self.fixed
         ]
         if self.valid_if:
-            lines.append(f"the file is right only for {'; '.join(map(stated_with_line, self.valid_if))}")
+            untried = self.check is None or self.check.status == "skipped"
+            tried = "; no other sizes were tried, since the file was not checked" if untried else ""
+            lines.append(f"the file is right only for {'; '.join(map(stated_with_line, self.valid_if))}{tried}")
         if presumed := self.hierarchy.settings.presumed:
             lines.append(presumption_warning(presumed))
         return lines
@@ -125,12 +127,15 @@ class ExportResult(Written):
         return self.hierarchy.coverage
 
 
-def presumption_warning(lines: Sequence[str]) -> str:
+def presumption(lines: Sequence[str]) -> str:
     """What a file does where the model asks whether anything is selected."""
-    return (
-        f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "
-        "something is: verify it on inputs for which nothing is"
-    )
+    asked = f"the model asks whether anything is selected ({first_few(lines, 3)})"
+    return f"{asked}; the file always does what follows if something is"
+
+
+def presumption_warning(lines: Sequence[str]) -> str:
+    """The same, and what to do about a file that passed its check."""
+    return f"{presumption(lines)}: verify it on inputs for which nothing is"
 
 
 def notes_on_numbers(recorded: Iterable[SizeCondition], stated: Iterable[documents.ValidIf]) -> Iterator[str]:

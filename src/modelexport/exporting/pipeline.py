@@ -29,6 +29,7 @@ from modelexport.exporting.front_end_choice import Attempt, first_that_passes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Options
 from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
+from modelexport.exporting.size_decisions import notes_on_constants
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.replaceable_files import check_writable
 from modelexport.format import documents
@@ -254,6 +255,7 @@ class _Job:
                 notes=[
                     *self.prepared.notes,
                     *map(note_on_rank, tagged.outputs_of_any_rank),
+                    *(notes_on_constants(exported) if check is None and options.capture.dynamic else ()),
                     *notes_on_numbers(exported.unchecked_conditions, hierarchy.settings.valid_if),
                 ],
                 added=self.prepared.added,

@@ -189,6 +189,17 @@ def _constant_axes(pair: ModelAndFile, inputs: Inputs, exported: Exported, names
     ]
 
 
+def notes_on_constants(exported: Exported) -> list[str]:
+    """The sizes that the model's code made constant in a file that is not checked, a line each."""
+    return [
+        f"a size that was to be dynamic is {item.formula.split()[-1]} in the file, because {item.where} makes a number "
+        f"of it, or decides by it: `{item.source}`"
+        for item in exported.conditions
+        if item.in_model and item.where and _CONSTANT.fullmatch(item.formula)
+        if item not in exported.unchecked_conditions
+    ]
+
+
 _GROUPS = 16
 """How many groups of axes are tried with other sizes."""
 _CONSTANT = re.compile(r"\w+ == \d+")

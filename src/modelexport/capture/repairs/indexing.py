@@ -108,9 +108,16 @@ def masked_select(self: Any, mask: Any) -> Any:
 
 def numbers_from(start: Any, end: Any, dtype: int = -1, **options: Any) -> Any:
     """``arange`` of a whole and a fractional bound has the default type; torchlib mixes the types of both."""
-    if dtype in (None, -1) and {type(start), type(end)} == {int, float}:
+    if dtype in (None, -1) and any(map(_is_fractional, (start, end))):
         dtype = ir.DataType.DOUBLE if torch.get_default_dtype() is torch.float64 else ir.DataType.FLOAT
     return aten_arange_start(start, end, dtype=-1 if dtype is None else dtype)
+
+
+def _is_fractional(number: Any) -> bool:
+    """Whether a number of Python, or the value of the graph that is one, is a ``float``."""
+    if isinstance(number, ir.Value):
+        return number.dtype is not None and number.dtype.is_floating_point()
+    return isinstance(number, float)
 
 
 def with_source_of_index(operator: Any) -> Callable[..., Any]:

@@ -84,10 +84,10 @@ def _maxima(self: Any, inside: Sequence[Any]) -> Any:
 def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
     """Along each axis it is a product with a matrix, except in two dimensions of fixed sizes."""
     sizes = _sizes(self, output_size)
-    if len(sizes) < _PLANES and all(isinstance(size, int) for size, _ in sizes):
+    if len(sizes) < _PLANES and all(isinstance(size, int) for both in sizes for size in both):
         return private("definitions")[torch.ops.aten._adaptive_avg_pool2d.default](self, output_size)
     for axis, (size, out) in enumerate(sizes, -len(sizes)):
-        if isinstance(out, torch.SymInt):  # it is the size itself
+        if isinstance(out, torch.SymInt) and str(out) == str(size):  # the same formula of sizes
             continue
         inside = _in_windows(size, out).to(self.dtype)
         self = (self.movedim(axis, -1) @ (inside / inside.sum(1, keepdim=True)).mT).movedim(-1, axis)

@@ -174,6 +174,7 @@ REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
+    torch.Tensor.nbytes.__get__: lambda x: x.numel() * x.element_size(),  # type: ignore[attr-defined]
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
     attention.ATTENTION: attention.attention_of_equal_sizes,
     **SIZED,
@@ -212,6 +213,13 @@ def floored_quotient(input: Any, other: Any) -> Any:
     return torch.div(input, other, rounding_mode="floor") if input.dim() else (input - input % other) // other
 
 
+def quotient(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """``torch.div``, whose quotients are rounded before they are floored."""
+    if rounding_mode == "floor":
+        return floored_quotient(input, other)
+    return torch.div(input, other, rounding_mode=rounding_mode)
+
+
 def remainder(input: Any, other: Any) -> Any:
     """``torch.remainder``, for which the quotient is rounded."""
     rest = special_functions.remainder(input, other)
@@ -227,6 +235,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli), drawn_below),
     torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
     **dict.fromkeys((torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), floored_quotient),
+    **dict.fromkeys((torch.div, torch.Tensor.div, torch.divide, torch.Tensor.divide), quotient),
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), remainder),
     **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), special_functions.angle),
     **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
