@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import tempfile
 import warnings
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,14 +69,28 @@ def test_a_command_that_reads_texts_takes_the_folder_of_a_tokenizer(command: str
     assert "processor" in signature(load_command(command)).parameters
 
 
-@pytest.mark.parametrize("free", [0, 2**30])
-def test_an_error_of_a_library_names_the_folder_for_temporary_files_if_it_is_full(
-    free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def of_a_full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def of_a_runtime(*_: object, **__: object) -> None:
+    raise ValueError(f"Failed to write {tempfile.gettempdir()}/modelexport-1/x.onnx.data")
+
+
+def of_a_model(*_: object, **__: object) -> None:
+    raise ValueError("no node fits")
+
+
+@pytest.mark.parametrize(("fails", "names"), [(of_a_full_disk, True), (of_a_runtime, True), (of_a_model, False)])
+def test_an_error_of_a_library_names_the_folder_for_temporary_files_if_that_is_to_blame(
+    fails: Callable[..., None], names: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    (tmp_path / "m.onnx").write_bytes(b"damaged")
-    said = "the folder for temporary files, has 0 bytes free" in commands.run("cost", tmp_path / "m.onnx").stderr
-    assert said == (free == 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr("onnxruntime.quantization.quantize_dynamic", fails)
+    text = 'g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 5}> { ["/a/MatMul"] y = MatMul (x, w) }'
+    file = written(tmp_path / "w.onnx", text)
+    stderr = commands.run("quantize", file, "--to", "int8-dynamic", "-o", tmp_path / "q.onnx").stderr
+    assert ("the folder for temporary files, has 0 bytes free" in stderr) == names, stderr
 
 
 @pytest.mark.parametrize("wrong", ["none.onnx", "a.onnx"])

@@ -17,7 +17,7 @@ from modelexport import errors
 from modelexport.cli import warnings_as_lines
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import first_few, suggest
+from modelexport.core.text import chained, first_few, suggest
 from modelexport.core.version import __version__
 from modelexport.terminal.printing import command_line
 from modelexport.terminal.progress import LINE
@@ -155,19 +155,21 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 
 def _temporary_folder(error: errors.ModelExportError) -> str:
-    """What to say if a library raised an error while the folder for temporary files was almost full: what it could not
-    write there is missing to it later, and it says something else.
-    """
+    """What to say if a library could not write to the folder for temporary files: its error may name a module."""
+    import errno
     import shutil
     import tempfile
 
-    if error.__cause__ is None or isinstance(error.__cause__, OSError):  # which says what is wrong
+    if isinstance(error, errors.NotWrittenError):  # of an output, which it names
         return ""
     try:
         free = shutil.disk_usage(folder := tempfile.gettempdir()).free
     except OSError:  # no folder can be written to
         return ""
-    if free >= _LEAST_FREE:
+    causes = list(chained(error))
+    is_full = any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes)
+    ours = os.path.join(folder, "modelexport-")  # of which a runtime may say only that it could not write to it
+    if not is_full and (free >= _LEAST_FREE or not any(ours in str(cause) for cause in causes)):
         return ""
     return f"; {folder}, the folder for temporary files, has {free:,} bytes free: make room, or set TMPDIR"
 

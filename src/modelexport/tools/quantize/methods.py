@@ -157,9 +157,9 @@ def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = N
     except ImportError as error:
         raise UsageError(missing_extra(error) or f"{method} needs another package ({error})") from error
     except Exception as error:  # whatever the library raises
+        advice = "" if isinstance(error, OSError) else ": keep the module with --keep NAME, or choose another method"
         raise UsageError(
-            f"{of}: ONNX Runtime cannot quantize it to {method}: keep the module with --keep NAME, or choose another "
-            f"method (the library says: {reason_of(error)})"
+            f"{of}: ONNX Runtime cannot quantize it to {method}{advice} (the library says: {reason_of(error)})"
         ) from error
     return made
 
