@@ -21,7 +21,7 @@ from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
-from modelexport.graph.size_formulas import evaluated_size
+from modelexport.graph.size_formulas import evaluated_size, symbols_in
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
 from modelexport.runtime.random_inputs import make_random_inputs
@@ -263,6 +263,11 @@ def test_a_size_is_the_number_of_its_formula(text: str, size: int | None) -> Non
 
 def test_a_size_is_computed_without_rounding() -> None:
     assert evaluated_size("floor(n/3 - 1/3) + 1", {"n": 13}) == 5
+
+
+@pytest.mark.parametrize("name", ["x and y", "not x", "a < b", "batch-size", "min", "enc/fc_dim_0"])
+def test_the_name_of_an_axis_is_not_taken_for_a_formula(name: str) -> None:
+    assert symbols_in(name) == [name]
 
 
 def test_a_size_that_is_not_a_number_stays_text() -> None:

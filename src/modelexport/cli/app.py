@@ -168,7 +168,7 @@ def _temporary_folder(error: errors.ModelExportError) -> str:
         return ""
     causes = list(chained(error))
     is_full = any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes)
-    ours = os.path.join(folder, "modelexport-")  # of which a runtime may say only that it could not write to it
+    ours = str(Path(folder, "modelexport-"))  # of which a runtime may say only that it could not write to it
     if not is_full and (free >= _LEAST_FREE or not any(ours in str(cause) for cause in causes)):
         return ""
     return f"; {folder}, the folder for temporary files, has {free:,} bytes free: make room, or set TMPDIR"

@@ -19,8 +19,10 @@ import numpy as np
 from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 
 SIZE_LIMIT = 10**SIZE_DIGITS
-_WITH_SLASH = re.compile(r"[^/]/ ?[A-Za-z_]")
-"""A name with slashes, as TorchScript's are: it is not a division by a size."""
+_NAME = re.compile(r"[^/]/ ?[A-Za-z_]|[A-Za-z_]-[A-Za-z_]")
+"""A name with slashes, as TorchScript's are, or with a hyphen (``batch-size``): formulas are written with spaces."""
+_TRUTH = (ast.Compare, ast.BoolOp, ast.Not)
+"""What gives no size, so that a size with it is a name: ``height and width``."""
 NOT_EVALUATED = (
     ArithmeticError, LookupError, NameError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError,
 )  # fmt: skip
@@ -55,9 +57,11 @@ def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
 def symbols_in(text: str) -> list[str]:
     """The symbols in a size: a name, or those of a formula."""
     try:
-        if len(text) > FORMULA_CHARACTERS or _WITH_SLASH.search(text) is not None:
+        if len(text) > FORMULA_CHARACTERS or text.isidentifier() or _NAME.search(text) is not None:
             return [text]
         _compiled(text)
+        if any(isinstance(node, _TRUTH) for node in ast.walk(ast.parse(text, mode="eval"))):
+            return [text]
     except NOT_EVALUATED:
         return [text]
     return [*names_in(text)]
