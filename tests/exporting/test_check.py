@@ -259,3 +259,19 @@ def test_what_the_runtime_computes_wrongly_when_it_optimizes_is_not_rounding(tmp
     with pytest.raises(CheckError, match=r"the file was not written.* ONNX Runtime's optimizer \w+ makes"):
         export(Reverses(), (torch.rand(8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
     assert export(Reverses(), (torch.rand(8),), tmp_path / "x.onnx", dynamic=True).check.status == "passed"  # type: ignore[union-attr]
+
+
+def test_reference_values_are_those_of_the_run_of_the_check(tmp_path: Path) -> None:
+    types: list[torch.dtype] = []
+
+    class Tells(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            types.append(x.dtype)
+            return super().forward(x)
+
+    def runs_in_float64(**options: bool) -> int:
+        types.clear()
+        export(Tells(4, 4), (X,), tmp_path / "m.onnx", **options)  # type: ignore[arg-type]
+        return types.count(torch.float64)
+
+    assert runs_in_float64(reference=True) == runs_in_float64()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.pytorch.nested_tensors import Inputs
-    from modelexport.verify.model_and_file import ModelAndFile
+    from modelexport.verify.model_and_file import ModelAndFile, ModelRuns
 
 
 @dataclass
@@ -91,9 +92,12 @@ class ExportChecks:
                         runs=check.step not in ("onnx.checker", "loading", "running"),
                     )
             kept, source = options.checks.reference, options.weights.lent
+            runs = self._runs if source is None else None
             if options.checks.verify:
                 with stages("verify"), runnable(staged, options.tags.tags_as) as file:
-                    verified = verify(self.model, self.captured.example, file, sidecar=self.hierarchy, weights=source)
+                    verified = verify(
+                        self.model, self.captured.example, file, sidecar=self.hierarchy, weights=source, runs=runs
+                    )
             if kept:
                 with stages("reference values"):
                     record_reference(
@@ -104,15 +108,23 @@ class ExportChecks:
                         sidecar=self.hierarchy,
                         announce=lambda size: stages.tell(f"reference values, {bytes_text(size)}"),
                         weights=source,
+                        runs=runs,
                     )
         return check, verified, sizes
+
+    @cached_property
+    def _runs(self) -> ModelRuns:
+        """The runs of the model that all checks share."""
+        from modelexport.verify.model_and_file import ModelRuns
+
+        return ModelRuns(self.model)
 
     def _check(self, sizes: SizesFound) -> tuple[FileCheck, SizesFound]:
         """Check the file with the example inputs and, if it passes and has dynamic axes, with other sizes."""
         options, lent = self.options, self.options.weights.to_check
         if self.weights.absent_bytes or (options.weights.lent is not None and lent is None):
             return FileCheck(status="skipped", reason="the weights of the model are not in memory"), sizes
-        from modelexport.verify.model_and_file import ModelAndFile, ModelRuns, open_for
+        from modelexport.verify.model_and_file import ModelAndFile, open_for
 
         with runnable(self.staged, options.tags.tags_as) as file, self._with_weights(lent):
             # onnx.checker does not know ONNX Runtime's operators in the standard domain.
@@ -121,12 +133,11 @@ class ExportChecks:
             wide, example = self.captured.inputs, self.captured.example
             if not self.captured.wide:
                 wide = example
-            pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
+            pair = ModelAndFile.of(self._runs, wide, open_for(self.model, file))
             check = self._check_outputs(pair, wide, file)
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or self.names is not None
             if options.capture.dynamic and runs and check.status == "passed":
-                pair = ModelAndFile.of(ModelRuns(self.model), wide, open_for(self.model, file))
                 every = options.checks.sizes
                 about = self.exported, self.names
                 sizes = find_sizes(pair, wide, *about, every=every, example=example, fixed=self.fixed)
@@ -135,7 +146,7 @@ class ExportChecks:
                 if sizes.refusal:
                     check = FileCheck(status="failed", step="other sizes", reason=sizes.refusal)
             if self.captured.wide and check.status == "passed":
-                check = self._check_outputs(ModelAndFile.of(ModelRuns(self.model), example, pair.tagged), example, file)
+                check = self._check_outputs(ModelAndFile.of(self._runs, example, pair.tagged), example, file)
         stated = [condition.formula for condition in self.hierarchy.settings.valid_if]
         if [condition.formula for condition in sizes.conditions] != stated:
             self.hierarchy = self.restate(sizes.conditions)

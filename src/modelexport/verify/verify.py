@@ -32,7 +32,6 @@ from modelexport.pytorch.inputs.inputs_that_fit import check_fit
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.perturbed_weights import entries_of
-from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tagged.file import read_tagged
@@ -165,6 +164,7 @@ def record_reference(
     sidecar: documents.Hierarchy | None = None,
     announce: Callable[[int], None] = lambda size: None,
     weights: Weights | None = None,
+    runs: ModelRuns | None = None,
 ) -> Path:
     """Run a model and store its inputs, its outputs and the boundary values of its calls beside its file.
 
@@ -174,6 +174,7 @@ def record_reference(
         sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
         announce: Called with the size in bytes before anything is written.
         weights: The places of the weights of a model that was built without them.
+        runs: Those of the model, if it ran before.
 
     Returns:
         The file that was written.
@@ -186,7 +187,7 @@ def record_reference(
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
-    pair = ModelAndFile.of(ModelRuns(model, weights), inputs, tagged)
+    pair = ModelAndFile.of(runs or ModelRuns(model, weights), inputs, tagged)
     trace = pair.trace(inputs, {})
     target = reference_path(tagged.path)
     write_reference(
@@ -195,7 +196,7 @@ def record_reference(
         trace,
         dtype=pair.dtype,
         inputs=pair.feeds(inputs),
-        outputs=returned_by(model, inputs) if weights is None else trace.outputs,
+        outputs=pair.runs.own(inputs) if weights is None else trace.outputs,
         weights=parameter_digests(tagged.model),
         modules=chosen,
         sidecar=sidecar or tagged.hierarchy,

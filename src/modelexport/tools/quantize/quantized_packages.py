@@ -219,12 +219,12 @@ def quantize_within(
             :func:`modelexport.quantize`.
     """
     path = as_path(file)
-    graph = only_graph(path)
+    graph = read_tagged(only_graph(path))
     if path.is_dir():
         check_written_by_us(Path(output) / RECIPE)
     else:
         check_quantized_writable(Path(output), path)
-    feeds = given_runs(read_tagged(graph), data, processor)
+    feeds = given_runs(graph, data, processor)
     result, made, tagged = search(
         graph, to=to, data=feeds if executor is None else data, processor=processor, within=within, budget=budget,
         metric=metric, keep=keep, only=only, output_name=output_name, stages=stages, device=device, least=least,

@@ -28,7 +28,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.runtime.devices import CPU
 from modelexport.tables.turns import Turns
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.tools.quantize.executors import Executor, Workers, open_switched, workers_for
 from modelexport.tools.quantize.measured_seconds import measured_seconds, whole_time
 from modelexport.tools.quantize.methods import KEEP, Method, parse_method
@@ -141,7 +141,7 @@ class _Runs:
 
 
 def search(
-    file: Source,
+    file: Source | TaggedFile,
     *,
     to: Sequence[str],
     data: RunInputs | str | Path,
@@ -187,7 +187,7 @@ def search(
     _check_least(least, within)
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
-    tagged = prepared(read_tagged(file))
+    tagged = prepared(as_tagged(file))
     if len(feeds := given_runs(tagged, data, processor)) < 2:
         raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]

@@ -22,7 +22,7 @@ from modelexport.runtime.devices import CPU, find_device
 from modelexport.tables import columns
 from modelexport.tables.model_explorer import explorer_places
 from modelexport.tables.table import NodeFigures, Table, share_out
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.tools.quantize.executors import Executor, Workers, losses_of, open_switched, workers_for
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Metric, find_metric
@@ -67,7 +67,7 @@ class SensitivityReport(Shown):
 
 
 def sensitivity(
-    file: Source,
+    file: Source | TaggedFile,
     *,
     to: str,
     data: RunInputs | str | Path,
@@ -98,7 +98,7 @@ def sensitivity(
         FileFormatError: The file or the data cannot be read.
         InputsError: The data do not fit.
     """
-    tagged, method, measured = prepared(read_tagged(file)), parse_method(to), find_metric(metric)
+    tagged, method, measured = prepared(as_tagged(file)), parse_method(to), find_metric(metric)
     if method is None:
         raise UsageError("nothing changes if modules are kept: give a method")
     feeds = given_runs(tagged, data, processor)

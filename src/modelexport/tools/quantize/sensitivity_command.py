@@ -51,12 +51,11 @@ def sensitivity(
     if calibration.data is None:
         raise UsageError("errors are measured on inputs like those that the model will get: give --data")
     shown.check(COLUMNS)
-    graph = only_graph(file)
-    if selectors:
-        read_tagged(graph).select(*selectors)  # before the work, not after it
+    tagged = read_tagged(only_graph(file))
+    tagged.select(*selectors)  # before the work, not after it
     with stages_on_line()("measure"):
         report = measure(
-            graph,
+            tagged,
             to=to,
             data=calibration.data,
             metric=measured.metric,
