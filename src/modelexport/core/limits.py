@@ -14,6 +14,13 @@ and its file has them beside it."""
 CHECKED_BYTES = 2 * 10**9
 """Bytes of the largest model with its weights that is loaded and run before it takes its place."""
 
+DEVICE_SECONDS = 300.0
+"""Seconds that a model may take on a device, unless a person says another limit."""
+NEW_TOKENS = 64
+"""Tokens that a package of a model that generates is verified with, unless a person says another number."""
+SCHEDULER_STEPS = 4
+"""Steps of the scheduler that a pipeline is verified with, unless a person says another number."""
+
 DOCUMENT_BYTES = 2 * 2**30
 """Bytes of a JSON document beside a model."""
 SETTINGS_BYTES = 64 * 2**20

@@ -146,7 +146,7 @@ class WeightOptions:
     weights: WeightsMode = option(
         "auto",
         "link: leave them in MODEL's safetensors files; copy: write FILE.onnx.data; none: leave them out; "
-        "auto: embed up to 1 GB, above link if MODEL has safetensors files, otherwise copy.",
+        f"auto: embed up to {LARGE_WEIGHTS // 10**9} GB, above link if MODEL has safetensors files, otherwise copy.",
     )
     source: "Weights | None" = option(
         None,

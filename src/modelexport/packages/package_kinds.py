@@ -304,8 +304,8 @@ def verify_package(
     Args:
         inputs: Of the model, prompts, or arguments of a pipeline; ``None`` for those that are made.
         provider: The execution provider of ONNX Runtime.
-        new_tokens: The number of tokens to generate with a package that generates, by default 64.
-        steps, seed: Of the scheduler of a pipeline, by default 4, and of the random numbers of its run.
+        new_tokens: The number of tokens to generate with a package that generates.
+        steps, seed: Of the scheduler of a pipeline, and of the random numbers of its run.
         weights: The places of the weights of a model that was built without them.
         progress: Called with the name of each step.
 

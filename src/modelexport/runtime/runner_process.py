@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import DEVICE_SECONDS
 from modelexport.core.version import __version__
 from modelexport.errors import OutputError, RunError
 from modelexport.files.atomic_writing import scratch
@@ -30,8 +31,6 @@ from modelexport.runtime.devices import Device
 from modelexport.runtime.runner_commands import CommandProcess
 
 _PLACE = re.compile(r"(Load model from )?\S*model\.onnx")
-LIMIT = 300.0
-"""Seconds that a model may take."""
 State = Literal["ran", "failed", "crashed", "hung"]
 """``failed``: ONNX Runtime raised an error; ``crashed``: its process ended; ``hung``: it was not done in time."""
 
@@ -75,7 +74,7 @@ class RunnerProcess:
         keep: Whether results are read from and written to the cache of the user.
     """
 
-    def __init__(self, device: Device, *, limit: float = LIMIT, keep: bool = False) -> None:
+    def __init__(self, device: Device, *, limit: float = DEVICE_SECONDS, keep: bool = False) -> None:
         self.device, self.limit, self._keep = device, limit, keep
         self._process: subprocess.Popen[bytes] | None = None
         self._command: CommandProcess | None = None

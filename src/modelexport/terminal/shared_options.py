@@ -54,6 +54,7 @@ INPUTS = option(
 ARRAYS = option(None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read")
 OUTPUT = option(..., "The file to write.", flag="-o --output", metavar="OUT.onnx", file="written")
 SHARING = option("auto", "External weights: link the files next to the output, or copy the used weights.")
+METRIC = option("error", "The metric: error, cosine, kl, top1, or file.py:function.", metavar="METRIC")
 COMPARED = option(
     None, "The output to compare; by default the first floating-point output.", flag="--compare", metavar="NAME"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,13 @@ import modelexport
 from commands import run
 from exports import Exporter
 from graph_texts import written
+from modelexport.core.declared_options import declared
 from modelexport.tagged.file import read_tagged
+from modelexport.terminal.shared_options import METRIC
+from modelexport.tools.quantize.methods import METHODS
+from modelexport.tools.quantize.metrics_and_bounds import METRICS
+from modelexport.tools.quantize.quantize_command import Rules
+from modelexport.tools.quantize.recipes import CHANGES
 
 
 def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_path: Path) -> None:
@@ -141,3 +148,13 @@ def test_select_prints_the_forms_of_other_tools(exported: Exporter) -> None:
     done = run("select", file, "pooler", "--as", "tensorrt")
     assert done.returncode == 2
     assert "the forms are ort, modelopt, olive, trt, nncf" in done.stderr
+
+
+(TO,) = (field for field in dataclasses.fields(Rules) if field.name == "to")
+
+
+@pytest.mark.parametrize("field, names", [(TO, {*METHODS, *CHANGES}), (METRIC, set(METRICS))], ids=["--to", "--metric"])
+def test_the_help_has_every_name_that_an_option_takes(field: dataclasses.Field[str], names: set[str]) -> None:
+    declaration = declared(field)
+    assert declaration is not None
+    assert names - set(re.findall(r"[\w-]+", declaration.help)) == set()

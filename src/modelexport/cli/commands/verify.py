@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from modelexport.core.declared_options import option
+from modelexport.core.limits import DEVICE_SECONDS, NEW_TOKENS, SCHEDULER_STEPS
 from modelexport.errors import InputsError, UsageError
 from modelexport.format.package_manifest import MANIFEST
 from modelexport.runtime import CPU
@@ -19,6 +20,7 @@ from modelexport.terminal.progress import stages_on_line
 from modelexport.terminal.shared_options import FILE, INPUTS, THROUGH, CalibrationData, device_text
 from modelexport.terminal.show_verification import format_verify
 from modelexport.tools import function_of_option
+from modelexport.traces.tolerances import ON_A_DEVICE
 
 if TYPE_CHECKING:
     from modelexport.core.result_display import Report
@@ -38,7 +40,9 @@ class ComparedWith:
     against: Path | None = option(
         None, "The earlier spelling of `compare FILE OTHER --numbers`, with its options.", metavar="OTHER", file="read"
     )
-    bound: float | None = option(None, "With --device: the largest error allowed of calls [0.01].", metavar="SHARE")
+    bound: float | None = option(
+        None, f"With --device: the largest error allowed of calls [{ON_A_DEVICE:g}].", metavar="SHARE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +62,16 @@ class Extent:
         least=0,
     )
     new_tokens: int | None = option(
-        None, "For a FOLDER/ that generates text: the number of tokens to generate [64].", metavar="N", least=1
+        None,
+        f"For a FOLDER/ that generates text: the number of tokens to generate [{NEW_TOKENS}].",
+        metavar="N",
+        least=1,
     )
     steps: int | None = option(
-        None, "For a FOLDER/ of diffusers: the number of steps of the scheduler [4].", metavar="N", least=1
+        None,
+        f"For a FOLDER/ of diffusers: the number of steps of the scheduler [{SCHEDULER_STEPS}].",
+        metavar="N",
+        least=1,
     )
     perturb: bool | None = option(
         None,
@@ -82,7 +92,9 @@ class OnDevice:
         metavar="NAME",
     )
     through: str | None = THROUGH
-    limit: float | None = option(None, "Seconds that a module may take on the device [300].", metavar="SECONDS")
+    limit: float | None = option(
+        None, f"Seconds that a module may take on the device [{DEVICE_SECONDS:g}].", metavar="SECONDS"
+    )
     fix: bool = option(False, "Also find changes that make FILE correct on the device, and write OUT.onnx.")
     output: Path | None = option(
         None, "With --fix: the changed file to write.", flag="-o --output", metavar="OUT.onnx", file="written"

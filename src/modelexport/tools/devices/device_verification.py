@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from modelexport.core.limits import DEVICE_SECONDS
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.runner_process import LIMIT
 from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged
 from modelexport.terminal.progress import stages_on_line
@@ -39,7 +39,7 @@ def verify_on_device(
     modules: Sequence[str] = (),
     inputs: Mapping[str, Any] | str | Path | None = None,
     bound: float = ON_A_DEVICE,
-    limit: float = LIMIT,
+    limit: float = DEVICE_SECONDS,
     keep: bool = True,
     fix: str | Path | None = None,
     seed: int = 0,

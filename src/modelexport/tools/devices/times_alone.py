@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.limits import DEVICE_SECONDS
 from modelexport.core.timed_stages import with_progress
 from modelexport.errors import RunError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.runner_process import LIMIT
 from modelexport.tables.columns import Column, Kind
 from modelexport.tables.table import Table
 from modelexport.tagged.file import read_tagged
@@ -35,7 +35,7 @@ def time_calls_alone(
     tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     regions, on = RegionCutter(tagged, feeds), find_device(device)
-    with RegionRuns(on, limit=LIMIT, keep=True) as runs:
+    with RegionRuns(on, limit=DEVICE_SECONDS, keep=True) as runs:
         for traced in with_progress(tagged.calls.calls):
             tell(str(traced.call))
             try:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from modelexport.core.limits import NEW_TOKENS
 from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.core.text import error_line
 from modelexport.core.timed_stages import with_progress
@@ -83,7 +84,7 @@ def verify_generation(
     folder: str | Path,
     prompts: Sequence[Mapping[str, Any]],
     *,
-    new_tokens: int = 64,
+    new_tokens: int = NEW_TOKENS,
     provider: str = CPU,
 ) -> GenerationReport:
     """Generate from the same prompts in PyTorch and in ONNX Runtime and compare tokens and logits.

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
+from modelexport.core.limits import SCHEDULER_STEPS
 from modelexport.core.result_display import Report, Rows, error_text
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
@@ -79,7 +80,7 @@ def verify_pipeline(
     folder: str | Path,
     *,
     arguments: Mapping[str, Any] | None = None,
-    steps: int = 4,
+    steps: int = SCHEDULER_STEPS,
     provider: str = CPU,
     seed: int = 0,
 ) -> PipelineReport:

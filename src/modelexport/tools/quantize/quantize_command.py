@@ -20,6 +20,7 @@ from modelexport.terminal.shared_options import (
     FILE_OR_FOLDER,
     JOBS,
     JSON,
+    METRIC,
     THROUGH,
     CalibrationData,
     device_text,
@@ -60,11 +61,9 @@ class Within:
     )
     within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
     budget: str | None = option(
-        None, "Find the smallest error with weights of at most this size, such as 25MB.", metavar="SIZE"
+        None, "Find the smallest error (--metric) with weights of at most this size, such as 25MB.", metavar="SIZE"
     )
-    metric: str = option(
-        "error", "The metric that --budget minimizes: error, cosine, kl, top1 or f.py:f.", metavar="METRIC"
-    )
+    metric: str = METRIC
     output_name: str | None = COMPARED
     provider: str = DEVICE
     through: str | None = THROUGH

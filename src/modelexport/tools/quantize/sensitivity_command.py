@@ -14,6 +14,7 @@ from modelexport.terminal.shared_options import (
     DEVICE,
     FILE_OR_FOLDER,
     JOBS,
+    METRIC,
     THROUGH,
     CalibrationData,
     device_text,
@@ -25,7 +26,7 @@ from modelexport.terminal.table_options import ONLY, TableOptions, show
 class Measured:
     """How the change is measured"""
 
-    metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC")
+    metric: str = METRIC
     output_name: str | None = COMPARED
     every_run: bool = option(False, "Use all inputs, even if more inputs do not change the order of the modules.")
     provider: str = DEVICE
