@@ -233,7 +233,7 @@ def test_a_model_that_cannot_be_exported_is_as_before(frontend: str) -> None:
 
 @frontends
 def test_inputs_that_do_not_fit_are_the_inputs_fault(frontend: str) -> None:
-    with pytest.raises(InputsError):
+    with pytest.raises(InputsError, match="mat1 and mat2 shapes cannot be multiplied"):
         FRONT_ENDS[frontend](nn.Linear(4, 4), {"input": torch.ones(2, 5)})
 
 

@@ -282,7 +282,7 @@ def test_the_model_is_as_it_was_whether_it_ran_or_not(function: Any) -> None:
     hooks, random_state = hooks_of(model), torch.get_rng_state()
 
     if function is break_off:
-        with pytest.raises(InputsError):
+        with pytest.raises(InputsError, match="no further"):
             trace_calls(model, (X,))
     else:
         trace_calls(model, (X,))

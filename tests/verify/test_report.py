@@ -125,7 +125,7 @@ def test_only_chosen_modules_and_those_inside_are_shown(exported: Exporter) -> N
     one = exported("blocks")
     found = verify(one.case.build(), one.case.inputs(), one.path, modules=["down.1"])
     assert [call.address for call in found.calls] == ["down.1", "down.1.linear", "down.1.norm"]
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"has no module call 'down\.7'"):
         verify(one.case.build(), one.case.inputs(), one.path, modules=["down.7"])
 
 
@@ -178,7 +178,7 @@ def test_inputs_that_do_not_fit_are_refused(exported: Exporter) -> None:
     one = exported("bert")
     with pytest.raises(InputsError, match="the file takes 2 inputs"):
         verify(one.case.build(), {"input_ids": one.case.inputs()["input_ids"]}, one.path)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"\[2, 8\], and not \[2, 5\]"):
         verify(one.case.build(), {name: tensor[:, :5] for name, tensor in one.case.inputs().items()}, one.path)
 
 

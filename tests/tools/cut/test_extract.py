@@ -437,7 +437,7 @@ def test_each_writes_every_call_of_a_class_to_a_folder(exported: Exporter, tmp_p
 
 def test_several_calls_are_written_all_or_none(exported: Exporter, tmp_path: Path) -> None:
     tagged = load(exported("bert").path)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="has no nodes in"):
         extraction.extract_all(tagged, ["embeddings", "encoder.layer.0.output.dropout"], tmp_path / "calls")
     assert list(tmp_path.iterdir()) == []
 

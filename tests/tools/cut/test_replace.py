@@ -420,7 +420,7 @@ def test_what_does_not_fit_is_said_and_nothing_is_written(exported: Exporter, tm
         replace(file.path, ["nothing"], Identity(), output)
     with pytest.raises(OutputError, match="give another name"):
         replace(file.path, ["stem"], Identity(), file.path)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="one operator has one body"):
         replace(file.path, ["stem", "head"], CustomOperator("a", "B", keep_body=True), output)
     assert not output.exists()
 

@@ -116,7 +116,7 @@ def test_retag_writes_the_annotations_that_a_tool_lost(exported: Exporter, tmp_p
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
     ir.save(model, tmp_path / "changed.onnx")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="has no module call 'stem'"):
         place(load(tmp_path / "changed.onnx"), [PlacementRule("cpu", ("stem",))])
     retag(tmp_path / "changed.onnx", source=source, output=tmp_path / "back.onnx")
     place(load(tmp_path / "back.onnx"), [PlacementRule("cpu", ("stem",))])

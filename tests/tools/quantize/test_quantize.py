@@ -218,10 +218,10 @@ def test_the_recipe_beside_a_result_gives_it_again(exported: Exporter, tmp_path:
 
 
 def test_a_rule_that_picks_nothing_is_refused_in_python_too(exported: Exporter, tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="its list of selectors is empty"):
         Rule((), "int4")
     for keep in ([""], ["", "pooler"]):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="a selector is empty"):
             modelexport.quantize(exported("bert").path, tmp_path / "q.onnx", to="int4", keep=keep)
 
 

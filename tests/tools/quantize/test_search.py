@@ -102,7 +102,7 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
     recipe = read_recipe(tmp_path / "out.recipe.yaml")
     assert recipe == found.recipe
     assert recipe.error_bound == pytest.approx(bound, rel=1e-3)
-    assert "not used to choose" in recipe.notes[1]
+    assert "on 3 inputs that were not used to choose" in recipe.notes[1]
     np.savez(tmp_path / "data.npz", **{name: np.stack([one[name] for one in feeds[3:]]) for name in feeds[0]})
     report = modelexport.verify_against(case.path, tmp_path / "out.onnx", data=tmp_path / "data.npz")
     assert report.agrees, report
@@ -154,7 +154,7 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
     assert not out.exists()
     met = run(*asked, "--to", "int8-weights", "--within", "error<=0.5")
     assert out.exists()
-    assert "not used to choose" in met.stdout
+    assert "on 1 input that was not used to choose" in met.stdout
     for arguments, message in (
         (["--budget", "12 parsecs"], "is not a size"),
         (["--budget", "1MB", "--within", "kl<=1"], "either a bound on the error or a number of bytes"),

@@ -255,7 +255,7 @@ def test_code_that_computes_something_else_than_the_file_is_not_written(
     assert refused.returncode == 1
     assert "does not compute what" in refused.stderr
     assert not [*tmp_path.glob("net.*")]
-    with pytest.raises(CheckError):
+    with pytest.raises(CheckError, match="does not compute what"):
         modelexport.to_torch(path)
 
 
