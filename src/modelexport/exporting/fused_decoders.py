@@ -27,7 +27,7 @@ def tidy_fused(model: ir.Model) -> list[Sequence[ir.Node]]:
     Returns:
         Groups of nodes that compute the same modules; which these are, the last node of each shows.
     """
-    for rewrite in (_drop_round_trip, _give_shape_of_query, _select_merged):
+    for rewrite in (_drop_round_trip, _give_shape_of_query):
         passes.RemoveUnusedNodesPass()(model)  # what is not used counts as a use of its inputs
         for node in list(all_nodes(model)):
             rewrite(node)
@@ -54,49 +54,6 @@ def _give_shape_of_query(node: ir.Node) -> None:
     """Write the shape of what an attention, or a rotation before it, returns: that of its first input."""
     if (is_cached_attention(node) or node.op_identifier()[:2] == (CONTRIBUTED, "RotaryEmbedding")) and node.inputs[0]:
         node.outputs[0].shape = node.outputs[0].shape or node.inputs[0].shape
-
-
-def _select_merged(node: ir.Node) -> None:
-    """Move a choice between a number and heads behind their merge: ``Reshape(Where(c, 0, Reshape(x)))``."""
-    where = node.inputs[0].producer() if node.op_type == "Reshape" and node.inputs[0] is not None else None
-    if where is None or where.op_type != "Where" or len(list(where.outputs[0].uses())) != 1:
-        return
-    condition, number, heads = where.inputs
-    split = heads.producer() if heads is not None else None
-    value = split.inputs[0] if split is not None and split.op_type == "Reshape" else None
-    if value is None or condition is None or number is None or number.const_value is None:
-        return
-    dims, tested, sizes = _dims(value), _dims(condition), _merged(node)
-    if dims is None or len(dims) != 3 or sizes != dims or number.const_value.size != 1:
-        return
-    if tested is None or len(tested) != 4 or tested[2:] != (1, 1) or tested[:2] != dims[:2]:
-        return
-    assert node.graph is not None
-    rows = _rows(condition, node)
-    choice = ir.node("Where", [rows, number, value])
-    choice.outputs[0].shape, choice.outputs[0].type = value.shape, value.type
-    node.graph.insert_before(node, choice)
-    _take_place(node.outputs[0], choice.outputs[0])
-
-
-def _rows(condition: ir.Value, before: ir.Node) -> ir.Value:
-    """``[batch, sequence, 1]`` of ``[batch, sequence, 1, 1]``, one node for all that read it."""
-    for user, _ in condition.uses():
-        if user.op_type == "Squeeze" and user.meta.get(_ROWS):
-            return user.outputs[0]
-    graph, producer = before.graph, condition.producer()
-    assert graph is not None
-    node = ir.node("Squeeze", [condition, _constant(graph, f"{condition.name}_axis", [3])])
-    node.meta[_ROWS] = True
-    node.outputs[0].shape, node.outputs[0].type = ir.Shape([*(condition.shape or ())][:3]), condition.type
-    if producer is not None and producer.graph is graph:
-        graph.insert_after(producer, node)
-    else:
-        graph.insert_before(before, node)
-    return node.outputs[0]
-
-
-_ROWS = "modelexport.rows"
 
 
 def _pack_projections(attention: ir.Node) -> Iterator[Sequence[ir.Node]]:

@@ -233,7 +233,9 @@ def profile_parts(
     how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider, "seed": seed}
     path = as_path(path)
     uses = _uses_with_inputs(path, inputs, sizes or {}, provider, seed)
-    others = _same_uses(path, as_path(against), uses) if against is not None else {}
+    others: dict[str, TaggedFile] = {}
+    if against is not None:
+        uses, others = _same_uses(path, as_path(against), uses)
     profiles = {}
     for name, use in uses.items():
         how |= {"inputs": use.inputs, "sizes": use.sizes, "inputs_from": use.source}
@@ -257,8 +259,7 @@ def time_parts_in_turns(
         FileFormatError, InputsError, UsageError: As for :func:`profile_parts`.
     """
     path, other = as_path(path), as_path(other)
-    uses = _uses_with_inputs(path, inputs, {} if inputs is not None else common_sizes(path, other, {}), provider, 0)
-    others = _same_uses(path, other, uses)
+    uses, others = _same_uses(path, other, _uses_with_inputs(path, inputs, {}, provider, 0))
     return {
         name: time_in_turns(use.tagged, others[name], use.inputs, sizes=use.sizes, provider=provider)
         for name, use in uses.items()
@@ -306,16 +307,22 @@ def common_sizes(path: Source, other: Source, sizes: Mapping[str, int]) -> dict[
     """
     if as_path(path).is_dir() or as_path(other).is_dir():
         return dict(sizes)
-    first, second = read_tagged(path), read_tagged(other)
+    return _sizes_for_both(read_tagged(path), read_tagged(other), sizes)
+
+
+def _sizes_for_both(first: TaggedFile, second: TaggedFile, sizes: Mapping[str, int]) -> dict[str, int]:
     sizes_of_other(second, first, sizes)
     return {**sizes_of_other(first, second, {}), **sizes}
 
 
-def _same_uses(path: Path, other: Path, uses: Mapping[str, object]) -> dict[str, TaggedFile]:
-    """The files of another file or package of the same model, for the same uses.
+def _same_uses(
+    path: Path, other: Path, uses: Mapping[str, _PartRun]
+) -> tuple[dict[str, _PartRun], dict[str, TaggedFile]]:
+    """The uses, with sizes that both files have where no inputs were given, and the other file or its parts for them.
 
     Raises:
         FileFormatError: A file is missing or damaged, or the folder is not a package.
+        InputsError: No inputs fit both files.
         UsageError: It does not have these parts.
     """
     others = {name: use.tagged for name, use in uses_of(other, {}).items()}
@@ -324,7 +331,13 @@ def _same_uses(path: Path, other: Path, uses: Mapping[str, object]) -> dict[str,
             f"{other} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
             f"{path} {', '.join(uses) if '' not in uses else 'is one file'}; give two files, or two packages"
         )
-    return others
+    both = {
+        name: use
+        if use.inputs is not None
+        else replace(use, sizes=_sizes_for_both(use.tagged, others[name], use.sizes))
+        for name, use in uses.items()
+    }
+    return both, others
 
 
 def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:

@@ -19,6 +19,7 @@ from exports import Exporter
 from modelexport import export_package
 from modelexport.cli.show_package import format_package
 from modelexport.errors import InputsError, UsageError
+from modelexport.packages import measured_parts
 from modelexport.packages.measured_parts import cost_parts, profile_parts, time_parts_in_turns
 from modelexport.packages.package_export import PackageResult
 from modelexport.runtime.sessions import open_session, run_session
@@ -153,6 +154,29 @@ def test_an_input_that_another_file_lost_is_not_given_to_it(tmp_path: Path) -> N
     assert found.against.inputs == {"x": "float32[2, 4]"}
     with pytest.raises(InputsError, match="ids missing; the model takes"):
         profile_parts(tmp_path / "b.onnx", **how, against=tmp_path / "a.onnx")
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> list[Path]:
+    files = [tmp_path / "any.onnx", tmp_path / "three.onnx"]
+    for file, rows in zip(files, ("n", "3"), strict=True):
+        text = (
+            f'<ir_version: 8, opset_import: ["": 17]> g (float[{rows},4] x) => (float[{rows},4] y) {{ y = Relu (x) }}'
+        )
+        onnx.save(onnx.parser.parse_model(text), file)
+    return files
+
+
+def test_two_files_run_with_the_size_that_one_of_them_fixes(two_files: list[Path]) -> None:
+    (found,) = profile_parts(two_files[0], runs=1, warmup=1, against=two_files[1]).values()
+    assert found.facts.inputs == {"x": "float32[3, 4]"}
+
+
+def test_each_of_two_files_is_read_once(two_files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Path]()
+    monkeypatch.setattr(measured_parts, "read_tagged", lambda file: read.append(file) or read_tagged(file))
+    time_parts_in_turns(*two_files)
+    assert read == two_files
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)

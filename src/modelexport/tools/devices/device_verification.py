@@ -18,7 +18,7 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.tables.table import Table
-from modelexport.tagged.file import read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.terminal.progress import stages_on_line
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_report import DeviceReport
@@ -33,7 +33,7 @@ from modelexport.traces.tolerances import ON_A_DEVICE, check_bound
 
 
 def verify_on_device(
-    file: Source,
+    file: Source | TaggedFile,
     device: str,
     *,
     modules: Sequence[str] = (),
@@ -67,7 +67,7 @@ def verify_on_device(
     check_bound(bound)
     if not limit > 0:
         raise UsageError(f"{limit:g} is not a limit: give seconds")
-    on, tagged = find_device(device, limit), read_tagged(file)
+    on, tagged = find_device(device, limit), as_tagged(file)
     fix = None if fix is None else Path(fix)
     if fix is not None:
         check_quantized_writable(fix, tagged.path)
@@ -90,10 +90,10 @@ def verify_with_table(
     **on_device: Any,
 ) -> tuple[DeviceReport, str, Table]:
     """The report of :func:`verify_on_device`, or of the results of a kit; its text, and where the nodes run."""
-    stages = stages_on_line()
+    stages, tagged = stages_on_line(), read_tagged(file)
     with stages("verify"):
         if results is not None:
-            report = verify_results(file, results, inputs=inputs, bound=bound)
+            report = verify_results(tagged, results, inputs=inputs, bound=bound)
         else:
-            report = verify_on_device(file, device, inputs=inputs, bound=bound, progress=stages.tell, **on_device)
-    return report, format_device(report), placement_table(read_tagged(file), report)
+            report = verify_on_device(tagged, device, inputs=inputs, bound=bound, progress=stages.tell, **on_device)
+    return report, format_device(report), placement_table(tagged, report)

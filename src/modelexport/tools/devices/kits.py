@@ -25,7 +25,7 @@ from modelexport.runtime import runner
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.devices import CPU, Device, described
 from modelexport.runtime.runner_process import RunnerResult, write_for_runner
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
@@ -110,7 +110,7 @@ def write_kit(
 
 
 def verify_results(
-    file: Source,
+    file: Source | TaggedFile,
     results: str | Path,
     *,
     inputs: Mapping[str, Any] | str | Path | None = None,
@@ -128,7 +128,7 @@ def verify_results(
     read = decode_json(content, kind=KitResults, damaged=damaged, then=_AGAIN)
     if not re.fullmatch(r"\w+", read.device.provider):
         raise FileFormatError(f"{damaged} (it has no name of a provider): {_AGAIN}")
-    tagged = read_tagged(file)
+    tagged = as_tagged(file)
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=read.kit.seed)
     if _digest(tagged, feeds) != read.kit.digest:
         raise FileFormatError(f"the kit of {results} {_OF_OTHERS}")

@@ -62,7 +62,7 @@ def profile(
         raise UsageError("give --against or --against-torch, not both")
     if beside.against_torch is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
-    from modelexport.packages.measured_parts import common_sizes, profile_parts
+    from modelexport.packages.measured_parts import profile_parts
     from modelexport.runtime.devices import find_device
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import files_of
@@ -82,9 +82,6 @@ def profile(
     running = {name: value for name, value in dataclasses.asdict(how).items() if name != "through"}
     stages = stages_on_line()
     run_inputs: Any = inputs
-    sizes = parsed_sizes(size)
-    if beside.against is not None and inputs is None:
-        sizes = common_sizes(file, beside.against, sizes)
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).of_file(file).load(stages)
         from modelexport.pytorch.inputs.named_inputs import feeds
@@ -93,7 +90,7 @@ def profile(
         run_inputs = feeds(example, open_file(file, session_options("none", how.provider)))
     both = f" and {beside.against.name} in turns" if beside.against is not None else ""
     with stages(f"run {file.name}{both}"):
-        running |= {"sizes": sizes, "seed": loading.seed, "against": beside.against}
+        running |= {"sizes": parsed_sizes(size), "seed": loading.seed, "against": beside.against}
         measured = profile_parts(file, run_inputs, **running)
     if beside.against_torch is not None:
         from modelexport.pytorch.calls.call_times import time_calls
