@@ -29,7 +29,7 @@ from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.runtime.devices import CPU
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.traces.array_differences import is_floating, relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
@@ -47,8 +47,8 @@ from modelexport.weights.bytes_of_entries import Weights
 T = TypeVar("T")
 
 
-def open_for(model: nn.Module, path: Source) -> TaggedFile:
-    """The file at a path.
+def open_for(model: nn.Module, path: Source | TaggedFile) -> TaggedFile:
+    """The file at a path, or one that was read.
 
     Calls and parameters of a file without tags are found by value; of one that ``adopt`` tagged, too, unless its
     parameters and classes of calls are those of the model.
@@ -57,7 +57,7 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
         FileFormatError: It is not an ONNX file, or its weights files have changed.
         UsageError: It has tags, and is not a file of this model, or it is a stage of one.
     """
-    tagged = read_tagged(path)
+    tagged = as_tagged(path)
     refuse_stage(tagged.path, "the file that was split")
     tensors = entries_of(model)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}

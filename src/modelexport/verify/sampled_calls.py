@@ -37,7 +37,7 @@ from modelexport.weights.bytes_of_entries import Weights
 def verify_sample(
     model: nn.Module,
     inputs: Inputs,
-    path: Source,
+    path: Source | TaggedFile,
     *,
     count: int = 0,
     modules: Sequence[str] = (),

@@ -34,7 +34,7 @@ from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
-from modelexport.tagged.file import read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.calls_by_value import wrong_parameters
 from modelexport.verify.compared_runs import Compared, explained, output_differences
@@ -53,7 +53,7 @@ from modelexport.weights.bytes_of_entries import Weights
 def verify(
     model: nn.Module,
     inputs: Inputs,
-    path: Source,
+    path: Source | TaggedFile,
     *,
     modules: Sequence[str] = (),
     provider: str = CPU,
@@ -85,7 +85,7 @@ def verify(
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
     tell = progress or (lambda step: None)
-    if as_path(path).is_dir():
+    if not isinstance(path, TaggedFile) and as_path(path).is_dir():
         raise UsageError(f"{path} is a folder: give verify_package(model, inputs, folder)")
     with only_new_garbage():
         tagged = open_for(model, path)

@@ -228,20 +228,23 @@ def _file(
 
 
 def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, provider: str, stages: Stages) -> VerifyReport:
+    from modelexport.tagged.file import read_tagged
     from modelexport.verify.sampled_calls import verify_sample
     from modelexport.verify.verify import verify as verify_file
 
     loaded, example = choice.of_file(file).load(stages, weights="auto")
+    tagged = read_tagged(file)
     if choice.inputs is None:
         from modelexport.pytorch.inputs.inputs_that_fit import inputs_that_fit
-        from modelexport.tagged.file import read_tagged
 
-        example = inputs_that_fit(example, read_tagged(file))
+        example = inputs_that_fit(example, tagged)
     how: dict[str, Any] = {"modules": extent.modules, "provider": provider, "weights": loaded.weights}
     with stages("verify"):
         if extent.weights_sample is None:
-            return verify_file(loaded.model, example, file, perturb=extent.perturb, progress=stages.tell, **how)
-        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=choice.loading.seed, **how)
+            return verify_file(loaded.model, example, tagged, perturb=extent.perturb, progress=stages.tell, **how)
+        return verify_sample(
+            loaded.model, example, tagged, count=extent.weights_sample, seed=choice.loading.seed, **how
+        )
 
 
 def _package(folder: Path, choice: ModelChoice, provider: str, extent: Extent, *, verbose: bool) -> tuple[Report, str]:
