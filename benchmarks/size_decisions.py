@@ -165,8 +165,8 @@ TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     "swin": SWIN,
     "swinv2": SWIN,
 }
-TIMM = ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "maxvit_rmlp_pico_rw_256", "gcvit_xxtiny",
-        "samvit_base_patch16", "davit_tiny", "twins_pcpvt_small", "focalnet_tiny_srf")  # fmt: skip
+TIMM = ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "gcvit_xxtiny",
+        "samvit_base_patch16", "twins_pcpvt_small", "focalnet_tiny_srf")  # fmt: skip
 DIFFUSERS = ("unet-2d", "unet-condition", "unet-1d", "vae", "vae-tiny", "sd3", "vq")
 
 Built = tuple[nn.Module, Any]
