@@ -40,9 +40,7 @@ class ComparedWith:
     against: Path | None = option(
         None, "The earlier spelling of `compare FILE OTHER --numbers`, with its options.", metavar="OTHER", file="read"
     )
-    bound: float | None = option(
-        None, f"With --device: the largest error allowed of calls [{ON_A_DEVICE:g}].", metavar="SHARE"
-    )
+    bound: float | None = option(None, f"With --device: the largest error of calls [{ON_A_DEVICE:g}].", metavar="SHARE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +60,10 @@ class Extent:
         least=0,
     )
     new_tokens: int | None = option(
-        None,
-        f"For a FOLDER/ that generates text: the number of tokens to generate [{NEW_TOKENS}].",
-        metavar="N",
-        least=1,
+        None, f"For a FOLDER/ that generates text: the number of new tokens [{NEW_TOKENS}].", metavar="N", least=1
     )
     steps: int | None = option(
-        None,
-        f"For a FOLDER/ of diffusers: the number of steps of the scheduler [{SCHEDULER_STEPS}].",
-        metavar="N",
-        least=1,
+        None, f"For a FOLDER/ of diffusers: the steps of the scheduler [{SCHEDULER_STEPS}].", metavar="N", least=1
     )
     perturb: bool | None = option(
         None,
