@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.graph.nodes import CONTRIBUTED, all_nodes, is_cached_attention
+from modelexport.graph.nodes import all_nodes, is_cached_attention
 
 PAST_INPUTS = (3, 4)
 """The inputs of GroupQueryAttention that are the cache."""
@@ -27,10 +27,9 @@ def tidy_fused(model: ir.Model) -> list[Sequence[ir.Node]]:
     Returns:
         Groups of nodes that compute the same modules; which these are, the last node of each shows.
     """
-    for rewrite in (_drop_round_trip, _give_shape_of_query):
-        passes.RemoveUnusedNodesPass()(model)  # what is not used counts as a use of its inputs
-        for node in list(all_nodes(model)):
-            rewrite(node)
+    passes.RemoveUnusedNodesPass()(model)  # what is not used counts as a use of its inputs
+    for node in list(all_nodes(model)):
+        _drop_round_trip(node)
     passes.RemoveUnusedNodesPass()(model)
     attentions = [node for node in all_nodes(model) if is_cached_attention(node)]
     packed = [group for node in attentions for group in _pack_projections(node)]
@@ -48,12 +47,6 @@ def _drop_round_trip(node: ir.Node) -> None:
     value = inner.inputs[0]
     if value is not None and _dims(value) is not None and _dims(value) == _merged(node):
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
-
-
-def _give_shape_of_query(node: ir.Node) -> None:
-    """Write the shape of what an attention, or a rotation before it, returns: that of its first input."""
-    if (is_cached_attention(node) or node.op_identifier()[:2] == (CONTRIBUTED, "RotaryEmbedding")) and node.inputs[0]:
-        node.outputs[0].shape = node.outputs[0].shape or node.inputs[0].shape
 
 
 def _pack_projections(attention: ir.Node) -> Iterator[Sequence[ir.Node]]:
