@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.exporting.fused_decoders import reads_cache, tidy_fused
+from modelexport.graph.undetermined_ranks import forget_undetermined_ranks
 
 DECODER = """
 <ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
@@ -27,3 +28,10 @@ def test_the_number_of_rows_is_read_from_another_input_than_the_cache() -> None:
     tidy_fused(model)
     caches = [value for value in model.graph.inputs if value.name in ("past_key", "past_value")]
     assert all(reads_cache(*use) for value in caches for use in value.uses())
+
+
+def test_the_number_of_axes_that_an_attention_returns_does_not_depend_on_that_of_the_length() -> None:
+    text = DECODER.replace("int32 total", "int32[n] totals").replace(
+        "    y, key", "    total = Squeeze(totals)\n    y, key"
+    )
+    assert forget_undetermined_ranks(ir.from_onnx_text(text)) == []

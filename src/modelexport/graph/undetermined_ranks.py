@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import nested_graphs, values_taken
+from modelexport.graph.nodes import CONTRIBUTED, nested_graphs, values_taken
 
 
 def undetermined_ranks(model: ir.Model) -> frozenset[ir.Value]:
@@ -43,6 +43,8 @@ def _collect(graph: ir.Graph, found: set[ir.Value]) -> None:
 
 
 def _is_undetermined(node: ir.Node, depends: bool, found: set[ir.Value]) -> bool:
+    if node.domain == CONTRIBUTED:  # an attention takes the length of its cache as a scalar or a row of one number
+        return not found.isdisjoint(node.inputs[:1])
     match node.domain, node.op_type:
         case "", "If":
             pairs = list(zip(*(branch.outputs for branch in nested_graphs(node)), strict=False))
