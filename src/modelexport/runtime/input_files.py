@@ -16,6 +16,7 @@ from modelexport.core.text import reason_of
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
+from modelexport.format.dtypes import parse_dtype
 
 
 class _Described(msgspec.Struct):
@@ -62,19 +63,20 @@ def _unpacked(file: BinaryIO) -> dict[str, Any]:
 
 def _described_array(described: _Described, random: np.random.Generator) -> Any:
     dtype = np.dtype(described.dtype)
-    if dtype.kind not in "iufb":
+    kind = "f" if dtype.kind == "V" and parse_dtype(described.dtype).is_floating_point() else dtype.kind  # bfloat16
+    if kind not in "iufb":
         raise ValueError(f"{described.dtype} is not a type of numbers")
     if described.value is not None:
         array = np.asarray(described.value, dtype=dtype)
-        if dtype.kind != "f" and not np.array_equal(array, np.asarray(described.value)):
+        if kind != "f" and not np.array_equal(array, np.asarray(described.value)):
             raise ValueError(f"{described.dtype} does not hold these numbers")
         return array
     if prod(described.shape) > RANDOM_ELEMENTS or any(size < 0 for size in described.shape):
         raise ValueError(f"the shape {described.shape} is too large, or negative")
-    if dtype.kind in "iu":
+    if kind in "iu":
         low, high = described.range or (0, 2)
         return random.integers(int(low), int(high), described.shape, dtype=dtype)
-    if dtype.kind == "b":
+    if kind == "b":
         return np.ones(described.shape, dtype=dtype)
     low, high = described.range or (-1.0, 1.0)
     return random.uniform(low, high, described.shape).astype(dtype)

@@ -362,9 +362,16 @@ def test_all_arrays_that_are_given_are_used_or_refused(tmp_path: Path) -> None:
         profile(file, {**given, "t": np.float32(5)}, runs=1)
 
 
+@pytest.mark.parametrize("described", [{"value": [1.5]}, {"shape": [9], "range": [0, 1]}])
+def test_a_description_may_ask_for_bfloat16(tmp_path: Path, described: dict[str, Any]) -> None:
+    (tmp_path / "inputs.json").write_text(json.dumps({"x": {"dtype": "bfloat16", **described}}))
+    assert read_feeds(tmp_path / "inputs.json", 0)["x"].dtype.name == "bfloat16"
+
+
 @pytest.mark.parametrize(
     "described",
     [
+        {"dtype": "int4", "shape": [2]},
         {"dtype": "int64", "value": [1.5]},
         {"dtype": "int8", "shape": [9], "range": [0, 1000]},
         {"dtype": "uint8", "value": [-1]},
