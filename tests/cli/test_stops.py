@@ -19,7 +19,10 @@ from exports import Exporter
 from graph_texts import written
 from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.command_parsers import load_command
+from modelexport.core.selectors import find_call
+from modelexport.errors import NoSuchCallError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.regular_files import read_json
 
 NET = 'g (float[2,4] x) => (float[2,4] y) { ["/a/Relu"] r = Relu(x) ["/b/Neg"] y = Neg(r) }'
 
@@ -110,3 +113,32 @@ def test_an_error_of_a_library_is_one_line_where_no_folder_can_be_written_to(
     monkeypatch.setattr("tempfile.gettempdir", missing)
     (tmp_path / "m.onnx").write_bytes(b"damaged")
     assert commands.run("cost", tmp_path / "m.onnx").stderr.startswith("modelexport: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kit", "a.onnx", "--seed", "-1", "-o", "kit"], "greater than or equal to 0"),
+        (["tree", "a.onnx", "--depth", "-1"], "greater than or equal to 0"),
+        (["cost", "a.onnx", "--depth", "-1"], "greater than or equal to 0"),
+        (["example", "-o", "x.onnx"], "name the example to write to x.onnx: tiny-bert.onnx or"),
+        (["update-weights", "a.onnx", ".", "-o", "o.onnx"], ". is not a file: give"),
+        (["update-weights", "a.onnx", "a.onnx", "-o", "o.onnx"], "give update-weights FILE.onnx WEIGHTS.safetensors"),
+    ],
+)
+def test_what_is_out_of_range_or_of_another_kind_is_refused_in_a_true_line(
+    words: list[str], said: str, file: Path
+) -> None:
+    assert said in commands.run(*words, cwd=file.parent).stderr
+
+
+def test_a_call_that_a_model_in_memory_lacks_names_no_command_for_a_file() -> None:
+    with pytest.raises(NoSuchCallError) as raised:
+        find_call("none", {})
+    assert "modelexport tree" not in str(raised.value)
+
+
+def test_a_file_of_settings_that_is_missing_is_not_said_to_be_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_json(tmp_path / "none.json", UsageError, "give another")
+    assert "JSON" not in str(raised.value)

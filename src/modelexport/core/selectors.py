@@ -33,6 +33,10 @@ _MOST_WILDCARDS = 5
 """``**`` in one selector, and ``*`` beside brackets in one part of it: each more multiplies the time of a search."""
 
 
+_NO_FILE = "the model"
+"""What messages name in the place of a file."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The calls that selectors pick."""
@@ -53,7 +57,7 @@ Call = TypeVar("Call")
 
 
 def select_calls(
-    selectors: Iterable[str], calls: CallTree, tags: Mapping[ModuleCall, str], *, where: object = "the model"
+    selectors: Iterable[str], calls: CallTree, tags: Mapping[ModuleCall, str], *, where: object = _NO_FILE
 ) -> Selection:
     """The calls that a union of selectors picks; without selectors, every call.
 
@@ -84,7 +88,7 @@ def select_calls(
     return Selection(tuple(call for call in order if call in wanted and call in inside), frozenset(inside))
 
 
-def find_call(name: str, tags: Mapping[Call, str], *, where: object = "the model") -> Call:
+def find_call(name: str, tags: Mapping[Call, str], *, where: object = _NO_FILE) -> Call:
     """The one call that an address or a tag names; the end of either, or a class, will do if only one call has it."""
     if not name:
         raise NoSuchCallError("a selector is empty (an unset variable?): name a module, or give . for the whole model")
@@ -102,9 +106,8 @@ def find_call(name: str, tags: Mapping[Call, str], *, where: object = "the model
     if meant:
         raise NoSuchCallError(f"'{name}' is ambiguous in {where}: it could be {first_few(meant)}; give one of these")
     known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
-    raise NoSuchCallError(
-        f"{where} has no module call '{name}'{suggest(name, known)}; `modelexport tree {where}` lists them"
-    )
+    listed = f"; `modelexport tree {where}` lists them" if where != _NO_FILE else ""
+    raise NoSuchCallError(f"{where} has no module call '{name}'{suggest(name, known)}{listed}")
 
 
 def _matches(

@@ -83,7 +83,9 @@ def read_json(path: Path, error: type[ModelExportError], then: str) -> dict[str,
     """
     try:
         read = json.loads(read_regular(path, SETTINGS_BYTES))
-    except (ValueError, FileFormatError, RecursionError) as cause:
+    except FileFormatError as cause:  # it says what is wrong with the file
+        raise error(f"{cause}; {then}") from cause
+    except (ValueError, RecursionError) as cause:
         raise error(f"{path} cannot be read as JSON: {cause}; {then}") from cause
     if not isinstance(read, dict):
         raise error(f"{path} is not a JSON object: {then}")

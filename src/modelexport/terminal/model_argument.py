@@ -22,7 +22,7 @@ class Loading:
         False, "Of a sentence-transformers model, only the transformer, without pooling and normalization."
     )
     trust_remote_code: bool = option(False, "Run code from the model's repository.")
-    seed: int = option(0, "The seed of random weights and inputs.", metavar="N")
+    seed: int = option(0, "The seed of random weights and inputs.", metavar="N", least=0)
 
     @property
     def keywords(self) -> dict[str, Any]:

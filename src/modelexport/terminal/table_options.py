@@ -36,7 +36,7 @@ class TableOptions:
     """What is shown"""
 
     by: Grouping = option("call", "One row for each call, module or class.")
-    depth: int | None = option(None, "Show N levels below the root.", metavar="N")
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N", least=0)
     sort: str | None = option(
         None, "Sort by this column, largest own figure first; total.COLUMN: by totals.", metavar="COLUMN"
     )

@@ -138,7 +138,8 @@ class WeightsInFile:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise FileFormatError(f"there is no file {path}: give the weights as a .safetensors file")
+            wrong = f"{path} is not a file" if path.exists() else f"there is no file {path}"
+            raise FileFormatError(f"{wrong}: give the weights as a .safetensors file")
         try:
             self._places = {entry_name(name): place for name, place in read_header(path).tensors.items()}
         except WeightsError as error:

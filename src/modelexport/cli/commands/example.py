@@ -25,6 +25,8 @@ def example(
 ) -> None:
     """Write a sample file that comes with the package."""
     if not name:
+        if output is not None:
+            raise UsageError(f"name the example to write to {output}: {' or '.join(EXAMPLES)}")
         width = max(map(len, EXAMPLES))
         print("\n".join(f"{example:<{width}}  {what}" for example, what in EXAMPLES.items()))
         return

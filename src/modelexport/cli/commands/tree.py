@@ -14,7 +14,7 @@ from modelexport.terminal.shared_options import FILE_OR_FOLDER, JSON
 
 def tree(
     file: Path = FILE_OR_FOLDER,
-    depth: int | None = option(None, "Show N levels below the root.", metavar="N"),
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N", least=0),
     check: bool = option(False, "Also check that the weights files are unchanged."),
     as_json: bool = JSON,
 ) -> None:

@@ -47,7 +47,7 @@ class Numbers:
         flag="--device --provider",
         metavar="NAME",
     )
-    seed: int | None = option(None, "The seed of random inputs [0].", metavar="N")
+    seed: int | None = option(None, "The seed of random inputs [0].", metavar="N", least=0)
     as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
     html: Path | None = option(
         None, "Also write a page with the error of each call.", metavar="OUT.html", file="written alone"

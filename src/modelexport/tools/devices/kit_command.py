@@ -22,7 +22,7 @@ def kit(
         metavar="SELECTOR",
     ),
     inputs: Path | None = ARRAYS,
-    seed: int = option(0, "The seed of random inputs.", metavar="N"),
+    seed: int = option(0, "The seed of random inputs.", metavar="N", least=0),
     as_json: bool = JSON,
 ) -> None:
     """Write modules of FILE with inputs and right outputs, and runners for Python, Node and browsers.
