@@ -122,6 +122,7 @@ def test_an_error_of_a_library_is_one_line_where_no_folder_can_be_written_to(
         (["tree", "a.onnx", "--depth", "-1"], "greater than or equal to 0"),
         (["cost", "a.onnx", "--depth", "-1"], "greater than or equal to 0"),
         (["example", "-o", "x.onnx"], "name the example to write to x.onnx: tiny-bert.onnx or"),
+        (["rename", ".", "-o", "o.onnx"], ". is a folder: give one of the .onnx files in it"),
         (["update-weights", "a.onnx", ".", "-o", "o.onnx"], ". is not a file: give"),
         (["update-weights", "a.onnx", "a.onnx", "-o", "o.onnx"], "give update-weights FILE.onnx WEIGHTS.safetensors"),
     ],

@@ -30,6 +30,8 @@ class ReadMark:
     """The mark of a parameter that names files or folders that the command reads."""
 
     files: Callable[[Any], Iterable[Path]] = lambda value: map(Path, value if isinstance(value, list) else [value])
+    folder: bool = True
+    """Whether it may be a folder."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def _model_files(spec: str) -> list[Path]:
 
 MARKS = {
     "read": ReadMark(),
+    "read file": ReadMark(folder=False),
     "model": ReadMark(_model_files),
     "libraries": ReadMark(lambda texts: [Path(text.partition("=")[2]) for text in texts]),
     "written": WrittenMark(),
@@ -93,7 +96,9 @@ def guarded(marks: Mapping[str, ReadMark | WrittenMark], values: dict[str, Any])
         for path in mark.files(values[name])
     ]
     outputs = {name: values[name] for name in marks_of_outputs}
-    _check_kinds(outputs, marks_of_outputs, source=values.get("source", values.get("file")))
+    source = "source" if "source" in values else "file"
+    if marks.get(source) != MARKS["read file"] or not values[source].is_dir():  # a command says itself what it takes
+        _check_kinds(outputs, marks_of_outputs, source=values.get(source))
     values |= {name: Path(value) for name, value in outputs.items() if marks_of_outputs[name].folder}
     with reading(reads), _folders_made(outputs.values()):
         _check(outputs, marks_of_outputs)

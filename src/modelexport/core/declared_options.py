@@ -27,7 +27,7 @@ class Declared:
     least: int | None = None
     type: Any = None
     """The type on the command line if Python takes more, or has another word for it."""
-    file: Literal["", "read", "model", "libraries", "written", "written alone", "written folder"] = ""
+    file: Literal["", "read", "read file", "model", "libraries", "written", "written alone", "written folder"] = ""
     """How the command uses the file or folder that it names: see ``cli/overwrite_guard.py``; empty for other values."""
     argument: bool = False
     """Whether it is given by its position."""

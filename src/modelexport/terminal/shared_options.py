@@ -18,7 +18,7 @@ MODEL = argument(
     metavar="MODEL",
     file="model",
 )
-FILE = argument(..., "An ONNX file.", metavar="FILE.onnx", file="read")
+FILE = argument(..., "An ONNX file.", metavar="FILE.onnx", file="read file")
 FILE_OR_FOLDER = argument(..., "An ONNX file, or a package of several.", metavar="FILE.onnx|FOLDER/", file="read")
 JSON = option(False, "Print one JSON document and nothing else.", flag="--json")
 SELECTORS = argument(

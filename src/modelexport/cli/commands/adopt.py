@@ -10,7 +10,7 @@ from modelexport.terminal.shared_options import JSON, OUTPUT
 
 
 def adopt(
-    file: Path = argument(..., "An ONNX file of another exporter.", metavar="FILE.onnx", file="read"),
+    file: Path = argument(..., "An ONNX file of another exporter.", metavar="FILE.onnx", file="read file"),
     output: Path = OUTPUT,
     keep_torch_metadata: bool = option(False, "Keep pkg.torch.* keys, which contain paths of the exporting machine."),
     as_json: bool = JSON,
