@@ -124,7 +124,6 @@ def test_an_error_of_a_library_is_one_line_where_no_folder_can_be_written_to(
         (["example", "-o", "x.onnx"], "name the example to write to x.onnx: tiny-bert.onnx or"),
         (["rename", ".", "-o", "o.onnx"], ". is a folder: give one of the .onnx files in it"),
         (["update-weights", "a.onnx", ".", "-o", "o.onnx"], ". is not a file: give"),
-        (["update-weights", "a.onnx", "a.onnx", "-o", "o.onnx"], "give update-weights FILE.onnx WEIGHTS.safetensors"),
     ],
 )
 def test_what_is_out_of_range_or_of_another_kind_is_refused_in_a_true_line(

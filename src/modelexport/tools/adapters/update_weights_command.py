@@ -38,7 +38,7 @@ def update_weights(
     if weights is None:
         raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     if weights.suffix == ".onnx":
-        raise UsageError(f"{weights} is a model, not weights: give update-weights FILE.onnx WEIGHTS.safetensors")
+        raise UsageError(f"{weights} is a model, not weights: give update-weights {weights} {file}")
     result = (update_package if file.is_dir() else run)(file, weights, output, strict=strict)
     text = (
         f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
