@@ -20,7 +20,7 @@ from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizeTrials
-from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
+from modelexport.graph.size_conditions import SizeCondition, broken, fitting, renamed, simplified, sizes_against
 from modelexport.graph.size_formulas import evaluated_size, symbols_in
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
@@ -158,6 +158,41 @@ def test_no_named_axis_becomes_constant(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=r"rows \(axis 1 of x\): it is a constant of the file: test_size_con"):
         inputs = {"x": torch.rand(2, 3, 4), "y": torch.rand(2, 5)}
         export(Root().eval(), inputs, tmp_path / "y.onnx", dynamic=True, interface=named)
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", pytest.param("torchscript", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("decides", "excluded"),
+    [
+        (lambda n, m: n > 20 and m > 20, (21, 21)),
+        pytest.param(lambda n, m: n == 33 and m == 2, (33, 2), marks=pytest.mark.slow),
+        pytest.param(lambda n, m: min(n, m) > 20, (21, 21), marks=pytest.mark.slow),
+        pytest.param(lambda n, m: n > 20 and m > 20 and n * m > 1000, (21, 60), marks=pytest.mark.slow),
+    ],
+)
+def test_sizes_at_which_several_comparisons_together_decide_are_excluded(
+    decides: Any, excluded: tuple[int, int], frontend: Any, tmp_path: Path
+) -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2.0 if decides(x.shape[0], x.shape[1]) else 1.0)
+
+    result = export(Both(), (torch.rand(2, 5, 4),), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
+    (shape,) = [value.shape for value in read_tagged(result.path).model.graph.inputs]
+    sizes = {str(size): number for size, number in zip(shape or (), excluded, strict=False)}
+    assert broken([SizeCondition(one.formula) for one in result.valid_if], sizes)
+
+
+@pytest.mark.parametrize("rounds", [math.ceil, pytest.param(math.floor, marks=pytest.mark.slow)])
+def test_a_number_that_a_trace_rounds_from_a_size_is_a_condition_beyond_the_sizes_tried(
+    rounds: Any, tmp_path: Path
+) -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * rounds(x.shape[1] / 30 + 1)
+
+    result = export(Rounds(), (torch.rand(2, 5),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [one.formula.split(" ", 1)[1] for one in result.valid_if] == [f"<= {30 if rounds is math.ceil else 29}"]
 
 
 def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp_path: Path) -> None:

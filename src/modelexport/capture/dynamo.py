@@ -60,6 +60,7 @@ from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.translations import translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values
 from modelexport.capture.shared_memory import is_written_later, passed_on
+from modelexport.capture.traced_size_conditions import with_implied
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,
@@ -146,7 +147,9 @@ def capture_by_dynamo(
     if opset is not None:
         convert_to_opset(exported.model, opset)
     if dynamic:
-        exported = dataclasses.replace(exported, conditions=sizes.conditions())
+        exported = dataclasses.replace(
+            exported, conditions=with_implied(model, inputs, exported.model, sizes.conditions())
+        )
     return exported if presumed is None else dataclasses.replace(exported, presumed=tuple(presumed.lines))
 
 

@@ -13,6 +13,7 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial, partialmethod
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -46,27 +47,40 @@ def size_conditions_of_trace(model: nn.Module, inputs: Inputs, graph: ir.Model) 
         inputs: The example inputs; not changed.
         graph: The traced graph.
     """
-    recorded = _with_implied(model, inputs, graph)
+    recorded = with_implied(model, inputs, graph, _by_symbols(model, inputs, graph))
     known = [condition for condition in recorded if _decides(condition)]
     return simplified([*recorded, *_by_instructions(model, inputs, graph, known)])
 
 
-def _with_implied(model: nn.Module, inputs: Inputs, graph: ir.Model) -> list[SizeCondition]:
-    """The conditions that runs with symbolic sizes record, those of the example and those that they imply.
+def with_implied(
+    model: nn.Module, inputs: Inputs, graph: ir.Model, recorded: Collection[SizeCondition]
+) -> list[SizeCondition]:
+    """Recorded conditions, and those that runs with symbolic sizes record on the other side of each.
 
-    Where ``n > 6`` is known, ``n > 4`` is not recorded; a run on the other side of the first records it.
+    Where ``n > 6`` is known, ``n > 4`` is not recorded; of ``n > 6 and m > 6`` not the second if the first is false.
     """
-    sizes, found = symbol_sizes(inputs, graph), [*_by_symbols(model, inputs, graph)]
-    for condition in found:  # which grows
-        other = next(iter(sizes_against(condition, sizes)), None) if _decides(condition) else None
+    sizes, found = symbol_sizes(inputs, graph), list(recorded)
+    asked = [(condition, sizes) for condition in found if _decides(condition) and {*condition.symbols} <= sizes.keys()]
+    runs = 0
+    for condition, base in asked:  # which grows
+        others = sorted(
+            islice(sizes_against(condition, base), 2), key=lambda each: 1 in each.values()
+        )  # 1 is no symbol
+        other = next(iter(others), None)
         if other is None or too_large(inputs, graph, other):
             continue
         beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
         implied = [each for each in beyond if _decides(each) and each.holds(sizes) and each not in found]
-        if not implied:  # each run costs a part of an export, and few models have such a decision
+        runs += not implied
+        if runs == _RUNS:  # each costs a part of an export, and few models have such a decision
             break
         found += implied
+        asked += [(each, other) for each in implied]
     return found
+
+
+_RUNS = 2
+"""After how many runs that recorded nothing new no more are made."""
 
 
 def _decides(condition: SizeCondition) -> bool:
@@ -115,6 +129,13 @@ def _by_symbols(
         noted = recorded.note_number(size)
         return getattr(size.node.hint, name)(*spec) if noted or spec else convert(size)
 
+    def whole(size: Any, rounding: Callable[..., Any]) -> Any:
+        """What ``math.floor`` and ``math.ceil`` make of a size, which is a plain number in the trace."""
+        number = rounding(size)
+        if isinstance(number, torch.SymInt):
+            recorded.note_number(number)
+        return number
+
     failed, lengths, dynamic = False, list[Any](), list[Any]()
     try:
         with untouched(model, runs=False), torch.no_grad(), contextlib.ExitStack() as stack:
@@ -123,6 +144,9 @@ def _by_symbols(
             stack.enter_context(attribute_set(builtins, "len", length))
             quotient_and_rest = attribute_set(torch.SymInt, "__divmod__", lambda *of: (of[0] // of[1], of[0] % of[1]))
             stack.enter_context(quotient_and_rest)
+            for name in ("__floor__", "__ceil__"):
+                rounding = getattr(torch.SymFloat, name)
+                stack.enter_context(attribute_set(torch.SymFloat, name, partialmethod(whole, rounding)))
             for kind, name in itertools.product((torch.SymInt, torch.SymFloat), _TO_NUMBERS):
                 if convert := getattr(kind, name, None):
                     stack.enter_context(attribute_set(kind, name, partialmethod(plain, name, convert)))

@@ -65,7 +65,9 @@ def settle_conditions(
     settling = _Settling(sizes, changeable, run, pending)
     settling.find_base()
     settling.drop_most_by_one_run()
-    settling.try_each([candidate for candidate in pending if candidate.in_model])
+    of_model = [candidate for candidate in pending if candidate.in_model]
+    settling.try_each(of_model)
+    settling.keep_joint([candidate for candidate in of_model if not candidate.makes_number])
     settling.drop_most_by_one_run()
     settling.drop_implied()
     for agreeing in cover(settling.settled.kept):
@@ -134,6 +136,25 @@ class _Settling:
         for condition in list(conditions):
             self._try(condition)
             self.pending.remove(condition)
+
+    def keep_joint(self, conditions: Sequence[SizeCondition]) -> None:
+        """Keep a condition that does not matter by itself, if the file differs where others do not hold either.
+
+        Of ``n > 20 and m > 20`` both have to be true before the model does something else.
+        """
+        dropped = [condition for condition in conditions if condition not in self.settled.kept]
+        for condition in dropped:
+            for group in ([*dropped], *([other] for other in dropped[:_PAIRS])):
+                sizes, against = dict(self.sizes), list[SizeCondition]()
+                for other in (condition, *group):
+                    nearest = sizes_against(other, sizes) if other.holds(sizes) else iter([sizes])
+                    found = next((each for each in nearest if not any(one.holds(each) for one in against)), None)
+                    sizes, against = (found, [*against, other]) if found is not None else (sizes, against)
+                result = self.run(sizes) if len(against) > 1 and not broken(self.settled.kept, sizes) else None
+                if result is not None and result.status == "differ":
+                    self.settled.kept.append(condition)
+                    self.settled.reasons[condition.formula] = result
+                    break
 
     def _sides_against(self, condition: SizeCondition) -> dict[_Side, list[dict[str, int]]]:
         """Sizes for which a condition does not hold, by the order of the two terms that it compares."""
@@ -210,6 +231,9 @@ _BASES = 8
 _LOOKED_AT, _RUNS, _REFUSED, _AGREEING = 24, 4, 12, 2
 """How many sizes for which a condition does not hold are looked at; how many of one side of it are run, are run if the
 model refuses all of them, and have to agree before it is dropped."""
+
+_PAIRS = 4
+"""With how many other conditions each is tried."""
 
 
 def _against_most(

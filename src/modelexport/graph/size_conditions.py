@@ -134,9 +134,16 @@ def fitting(conditions: Collection[SizeCondition], wanted: Sizes, changeable: Co
 
 
 def sizes_against(condition: SizeCondition, sizes: Sizes) -> Iterator[dict[str, int]]:
-    """Sizes for which a condition does not hold, in which one axis differs from given ones; the nearest ones first."""
+    """Sizes for which a condition does not hold, in which one axis differs from given ones; the nearest ones first.
+
+    If one axis cannot break it, as ``min(n, m) <= 20``, all of its axes have one size.
+    """
     near = [_near([condition], sizes, symbol, False) for symbol in condition.symbols]
     yield from (candidate for row in itertools.zip_longest(*near) for candidate in row if candidate is not None)
+    if not any(near):
+        largest = max(sizes[symbol] for symbol in condition.symbols) if condition.symbols else 0
+        equal = ({**sizes, **dict.fromkeys(condition.symbols, int(n))} for n in _values(condition.formula, largest))
+        yield from itertools.islice((other for other in equal if not condition.holds(other)), _NEAREST)
 
 
 def side_of(condition: SizeCondition, sizes: Sizes) -> tuple[int, ...]:
