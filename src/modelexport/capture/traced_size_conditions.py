@@ -54,7 +54,7 @@ def size_conditions_of_trace(model: nn.Module, inputs: Inputs, graph: ir.Model) 
 
 def with_implied(
     model: nn.Module, inputs: Inputs, graph: ir.Model, recorded: Collection[SizeCondition]
-) -> list[SizeCondition]:
+) -> tuple[SizeCondition, ...]:
     """Recorded conditions, and those that runs with symbolic sizes record on the other side of each.
 
     Where ``n > 6`` is known, ``n > 4`` is not recorded; of ``n > 6 and m > 6`` not the second if the first is false.
@@ -76,7 +76,7 @@ def with_implied(
             break
         found += implied
         asked += [(each, other) for each in implied]
-    return found
+    return tuple(found)
 
 
 _RUNS = 2
