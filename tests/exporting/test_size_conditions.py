@@ -305,6 +305,11 @@ def test_the_name_of_an_axis_is_not_taken_for_a_formula(name: str) -> None:
     assert symbols_in(name) == [name]
 
 
+@pytest.mark.parametrize("formula", ["(h-k)//2 + 1", "2*h-k", "h - k"])
+def test_a_formula_without_spaces_is_not_taken_for_a_name(formula: str) -> None:
+    assert sorted(symbols_in(formula)) == ["h", "k"]
+
+
 def test_a_size_that_is_not_a_number_stays_text() -> None:
     assert put_size("n % 0", {"n": "5"}) == "5 % 0"
 

@@ -19,8 +19,8 @@ import numpy as np
 from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 
 SIZE_LIMIT = 10**SIZE_DIGITS
-_NAME = re.compile(r"[^/]/ ?[A-Za-z_]|[A-Za-z_]-[A-Za-z_]")
-"""A name with slashes, as TorchScript's are, or with a hyphen (``batch-size``): formulas are written with spaces."""
+_NAME = re.compile(r"[^/]/ ?[A-Za-z_]|^[A-Za-z_]\w*[A-Za-z_](-[A-Za-z_]\w*)+$")
+"""A name with slashes, as TorchScript's are, or of words and hyphens: ``batch-size``, not ``(h-k)//2`` or ``s0-s1``."""
 _TRUTH = (ast.Compare, ast.BoolOp, ast.Not)
 """What gives no size, so that a size with it is a name: ``height and width``."""
 NOT_EVALUATED = (
