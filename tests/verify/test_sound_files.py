@@ -32,6 +32,19 @@ def proven(model: nn.Module, inputs: Any, folder: Path, **options: Any) -> Verif
     return verify(model, inputs, folder / "x.onnx")
 
 
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).argmax(1)
+
+
+def test_a_model_that_returns_nothing_is_not_compared(tmp_path: Path) -> None:
+    assert proven(Chosen().eval(), {"x": torch.randn(0, 3)}, tmp_path).verdict == "not compared"
+
+
 @pytest.mark.parametrize(
     ("name", "frontend"),
     [

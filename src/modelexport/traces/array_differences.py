@@ -17,6 +17,7 @@ from modelexport.traces.tolerances import ALLOWED, INFINITE
 
 Verdict = Literal["agree", "tie", "differ", "not compared"]
 """``tie``: among equal scores the file chose other elements than PyTorch."""
+EMPTY = "it has no elements"
 SAID = {"agree": "agrees", "differ": "differs", "not compared": "not compared"}
 """The verdict on files, as it is written in a sentence."""
 
@@ -81,6 +82,8 @@ def compare_arrays(
     if exact is not None:
         right = exact
     facts: dict[str, Any] = {"name": name, "dtype": str(actual.dtype), "shape": list(actual.shape)}
+    if not right.size:
+        return Difference(**facts, status="not compared", reason=EMPTY)
     error = relative_error(right, actual)
     if not is_floating(actual):
         count = int(np.count_nonzero(right != actual)) if error else 0
@@ -130,9 +133,9 @@ def verdict_of(statuses: Collection[str | None]) -> Verdict:
 
 
 def is_comparable(right: np.ndarray) -> bool:
-    """Whether equality with an array is evidence: NaN and infinity say nothing about what computed them."""
-    if not is_floating(right) or not right.size:
-        return True
+    """Whether equality with an array is evidence: no element, NaN and infinity say nothing about what computed them."""
+    if not is_floating(right):
+        return bool(right.size)
     with np.errstate(invalid="ignore"):
         return bool((np.abs(right.astype(np.float64, copy=False)) < INFINITE).any())
 

@@ -89,7 +89,8 @@ def compare_sessions(
             reason = f"with {what}: {output.reason}" if output.reason and tried else output.reason
             by_name[output.name].append(replace(output, reason=reason))
         tried.append(what)
-    return [largest for found in by_name.values() if (largest := worst(found))], tried
+    compared = ([each for each in found if each.status != "not compared"] or found for found in by_name.values())
+    return [largest for found in compared if (largest := worst(found))], tried
 
 
 def without_random(

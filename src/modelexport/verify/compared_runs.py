@@ -13,7 +13,7 @@ from modelexport.core.calls import ROOT
 from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.graph.nodes import draws, nodes_behind, with_nested
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.array_differences import Difference
+from modelexport.traces.array_differences import EMPTY, Difference
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import FileTrace, exact_constants, measure_noise, trace_file
 from modelexport.traces.node_computation import NodeError
@@ -202,6 +202,8 @@ def output_differences(compared: Compared) -> list[Difference]:
             error = compared.located.errors[value]
             reason = f"it is off by {error:.1e} of its size" if error < float("inf") else "it is not PyTorch's"
             differences.append(Difference(**facts, status="differ", reason=reason, relative=error))
+        elif not tensor.content.fingerprint.size:
+            differences.append(Difference(**facts, status="not compared", reason=EMPTY))
         elif matches.is_random(value):
             differences.append(Difference(**facts, status="not compared", reason=RANDOM))
         elif compared.unknown is not None and value not in matches.trace.prints:

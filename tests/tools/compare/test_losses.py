@@ -33,6 +33,14 @@ def test_an_output_with_one_infinite_element_is_within_no_bound(tmp_path: Path) 
     assert (report.verdict, report.outputs[0].norm, report.first_beyond) == ("differ", None, "b")
 
 
+@pytest.mark.parametrize("last", ['["/a/Relu"] y = Relu(h)', '["/a/b/Relu"] y = Relu(h)'])
+def test_files_whose_outputs_have_no_elements_are_not_compared(tmp_path: Path, last: str) -> None:
+    """Of the second call, what it returns is computed in a call inside it."""
+    text = f'g (float[0,2] x) => (float[0,2] y) <float s = {{%s}}> {{ ["/a/Mul"] h = Mul(x, s) {last} }}'
+    files = (written(tmp_path / f"{factor}.onnx", text % factor) for factor in ("1", "2"))
+    assert verify_against(*files).verdict == "not compared"
+
+
 @pytest.mark.parametrize("option", ["--seed=0", "--device=cpu", "--provider=CPUExecutionProvider"])
 def test_an_option_of_runs_runs_both_files_even_if_it_is_given_its_default(tmp_path: Path, option: str) -> None:
     files = (written(tmp_path / f"{factor}.onnx", SCALED % factor) for factor in ("1", "2"))

@@ -333,7 +333,9 @@ def _calls(
         elif largest is not None:
             status, reason = largest.difference.status, largest.difference.reason
         elif through is not None and address in measured:
-            status, reason = "agree", ""  # what it returns is computed by the calls inside it, which have the loss
+            # What it returns is computed by the calls inside it, which have the loss.
+            compared, reason = through.difference.status != "not compared", through.difference.reason
+            status, reason = ("agree", "") if compared else ("not compared", reason)
         else:
             status, reason = "not compared", "none of the values that its nodes compute is in both files"
         yield CallLoss(

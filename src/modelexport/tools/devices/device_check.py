@@ -165,7 +165,7 @@ class _DeviceCheck:
         error = result.error if result.error < float("inf") and status != "not compared" else None
         reason = result.message
         if status == "not compared" and result.status == "ran":
-            reason = "an output is a sequence, or its right numbers are not finite or cannot be computed"
+            reason = "an output is a sequence or empty, or its right numbers are not finite or cannot be computed"
         if status == "off" and error is None:
             reason = "an output has another shape, or is infinite or not a number"
         more |= {"nodes": count_nodes(result), "seconds": result.seconds, "reason": reason}
