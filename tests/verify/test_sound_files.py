@@ -413,6 +413,40 @@ class Biased(nn.Module):
         return self.head((torch.softmax(scores * 0.01, -1) @ x).to(torch.float32))
 
 
+class BetweenTypes(nn.Module):
+    """Computes a function in half precision inside a model in float32."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], half: torch.dtype) -> None:
+        super().__init__()
+        self.linear, self.function, self.half = nn.Linear(8, 8), function, half
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x).to(self.half)).float() * 1.3
+
+
+ROUNDED_ONCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "its nodes": nn.functional.silu,
+    "a number": lambda x: torch.remainder(x, 0.7),
+    "conversions of the exporter": lambda x: x.std(-1),
+    "a result in float32": lambda x: torch.addcmul(x, x, x, value=0.3),
+    "a decomposition": lambda x: torch.log1p(x.abs()),
+    "a function of ours": lambda x: torch.atan2(x, x.flip(-1)),
+    "halfway between two numbers": lambda x: torch.lerp(x, x * 2, 0.3),
+}
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize(
+    "name", [name if name == "a number" else pytest.param(name, marks=pytest.mark.slow) for name in ROUNDED_ONCE]
+)
+def test_half_precision_is_rounded_once_in_an_operation(
+    name: str, half: torch.dtype, frontend: FrontEnd, tmp_path: Path
+) -> None:
+    model = BetweenTypes(ROUNDED_ONCE[name], half).eval()
+    assert proven(model, {"x": torch.randn(8, 8)}, tmp_path, frontend=frontend).agrees
+
+
 @pytest.mark.parametrize("half", [pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16])
 def test_half_precision_inside_a_model_is_computed_in_float32_and_rounded(half: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)

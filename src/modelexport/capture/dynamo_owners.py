@@ -75,9 +75,18 @@ class FxOwners:
             if made_for is not None:
                 # The exporter makes tensors of the numbers of Python that an operation takes.
                 number = made_for.target is torch.ops.aten.scalar_tensor.default and len(made_for.users) == 1
-                node.meta[OPERATION] = id(next(iter(made_for.users)) if number else made_for)
+                node.meta[OPERATION] = self._operation(next(iter(made_for.users)) if number else made_for)
             if made_for in owners:
                 set_owner(node, owners[made_for])
+
+    def _operation(self, node: torch.fx.Node) -> object:
+        """What is equal for all nodes that PyTorch's definition of an operation was decomposed into."""
+        original, sources = node.meta.get("original_aten"), node.meta.get("from_node")
+        if not sources or original in (None, node.target):
+            return id(node)
+        while sources[-1].from_node:
+            sources = sources[-1].from_node
+        return self._call_of(node), sources[-1].name, str(original)
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
         """Find the value of each marked node: the last tensor of the nodes that it was decomposed into.

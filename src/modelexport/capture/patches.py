@@ -161,6 +161,10 @@ TABLE: Mapping[str, Patch] = {
         "what a tensor is computed from", "files would keep numbers of the example", required=True),
     "set value": Patch("torchscript", "torch._C:_set_value_trace", None,
         "boundaries are outputs of the trace", "boundaries would be wrong", required=True),
+    "translations": Patch("torchscript",
+        "torch.onnx._internal.torchscript_exporter.utils:_run_symbolic_function",
+        "graph block node inputs env values_in_env new_nodes ...",
+        "the nodes of one operation round half precision once", "files that round half precision more often"),
     "log": Patch("torchscript", "torch._C:_jit_onnx_log", None, "a failure prints no graph", "failures are long"),
     # `modelexport internals`
     "log state": Patch("internals", "torch._C:_jit_is_onnx_log_enabled", None, "as it was", "no stages of torchscript"),

@@ -34,6 +34,7 @@ from modelexport.capture.presumed_answers import Presumed
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
+from modelexport.capture.traced_operations import marking_operations, read_operations
 from modelexport.capture.traced_size_conditions import size_conditions_of_trace
 from modelexport.capture.value_decisions import NoDecisions
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec
@@ -244,6 +245,7 @@ class _Traced(nn.Module):
         """The translated graph with owners, parameters and names; only the model's own outputs are kept."""
         seen = self.recorder.seen
         graph = model.graph
+        read_operations(model)
         outputs = list(graph.outputs)
         graph.outputs.clear()
         graph.outputs.extend(outputs[: len(self._returned)])
@@ -336,6 +338,9 @@ def _between_boundaries(peephole: Callable[..., Any]) -> Callable[..., None]:
         boundaries = [
             _boundary(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()
         ]
+        for conversion in graph.findAllNodes("onnx::Cast", recurse=True):
+            if conversion.i("to") == onnx.TensorProto.COMPLEX128:  # the exporter's number of bfloat16
+                conversion.i_("to", onnx.TensorProto.BFLOAT16)
         peephole(graph, *options)
         for boundary in boundaries:
             boundary.output().replaceAllUsesWith(boundary.input())
@@ -360,11 +365,13 @@ _NOTHING_MERGED: Mapping[str, Callable[[Any], Any]] = {
     "merging": lambda _: lambda graph: False,
     "fusing": _between_boundaries,
     "log": lambda _: lambda *lines: None,
+    "translations": marking_operations,
 }
 """Functions of the exporter that are replaced so that its passes do not merge nodes of different calls.
 
 - Equal nodes are not merged. Our own optimizer does that, and records all owners.
 - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only one
   is in the call.
+- Nodes are marked with the operation that they were made for.
 - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
 """

@@ -48,7 +48,7 @@ def widened(model: ir.Model) -> ir.Model:
         _widen_attributes(node, NARROW)
         for value in node.outputs:
             if value in narrow:
-                _round(node, value, narrow[value])
+                round_to(narrow[value], value, node)
     return copy
 
 
@@ -62,19 +62,23 @@ def compute_in_float32(model: ir.Model) -> None:
     fill_types(model)
     before_rounding: dict[ir.Value, ir.Value] = {}
     for node in list(all_nodes(model)):
-        operation = node.meta.get(OPERATION, node)
-        if node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype is ir.DataType.FLOAT:
+        operation, any_type = node.meta.get(OPERATION, node), node.op_type in _ANY_TYPE
+        if node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _WIDER:
             before_rounding[node.outputs[0]] = node.inputs[0]
-        if node.op_type in _ANY_TYPE or any(True for _ in nested_graphs(node)):
+        if any(True for _ in nested_graphs(node)):
             continue
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype in NARROW:
                 wide, maker = before_rounding.get(value), value.producer()
                 if wide is None or maker is None or maker.meta.get(OPERATION, maker) != operation:
-                    up = cast(value, ir.DataType.FLOAT, f"{node.name}.{index}", node)
+                    wide = value
+                if wide.dtype is not ir.DataType.FLOAT and not any_type:
+                    up = cast(wide, ir.DataType.FLOAT, f"{node.name}.{index}", node)
                     graph_of(node).insert_before(node, up)
                     wide = up.outputs[0]
                 node.replace_input_with(index, wide)
+        if any_type:
+            continue
         _widen_attributes(node, NARROW)
         for value in node.outputs:
             if value.dtype in NARROW:
@@ -86,6 +90,7 @@ def compute_in_float32(model: ir.Model) -> None:
                 before_rounding[down.outputs[0]] = value
 
 
+_WIDER = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _ANY_TYPE = ("Cast", "Shape", "Size")
 """Operators that every runtime has for these types."""
 
@@ -102,7 +107,7 @@ def _widen_attributes(node: ir.Node, narrow: Sequence[ir.DataType]) -> None:
             node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
 
 
-def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> None:
+def round_to(dtype: ir.DataType, value: ir.Value, node: ir.Node) -> None:
     """Put the rounding of a value behind its node; the rounded one gets its name, users and place among the outputs."""
     name = value.name or ""
     down = cast(value, dtype, f"{name}.narrow", node)

@@ -135,6 +135,8 @@ class NodeComputation:
         if node not in self._implementations:
             self._implementations[node] = self._implementation(node)
         inputs = [*map(_computable, inputs)]
+        if node.op_type == "Cast" and self._rounds(node.outputs[0]) and inputs[0].dtype == np.float64:
+            inputs = [inputs[0].astype(np.float32)]  # as PyTorch converts float64
         try:
             with np.errstate(all="ignore"):
                 results = self._implementations[node](*inputs)
@@ -146,10 +148,13 @@ class NodeComputation:
         """A result in the type that it has in this run."""
         if not isinstance(array, np.ndarray):
             return array
-        rounds = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and value.dtype not in self._widened_types
-        if rounds and value.dtype is not None and array.dtype in (np.float32, np.float64):
-            array = array.astype(value.dtype.numpy())
+        if self._rounds(value) and value.dtype is not None and array.dtype in (np.float32, np.float64):
+            array = array.astype(np.float32).astype(value.dtype.numpy())
         return self.widened(array)
+
+    def _rounds(self, value: ir.Value) -> bool:
+        """Whether a value is rounded to half precision in this run."""
+        return value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and value.dtype not in self._widened_types
 
     def _implementation(self, node: ir.Node) -> Callable[..., tuple[Any, ...]]:
         proto = ir.serde.serialize_node(node)

@@ -264,7 +264,7 @@ def decompositions() -> Decompositions:
         aten.digamma.default: special_functions.digamma,
         aten.lgamma.default: special_functions.log_gamma,
         aten.erfinv.default: special_functions.error_inverse,
-        aten.log_sigmoid.default: special_functions.log_sigmoid,
+        aten.log_sigmoid.default: special_functions.rounded_once(special_functions.log_sigmoid),
         aten.histc.default: special_functions.histogram,
         aten.fmax.default: special_functions.but_nan(torch.gt),
         aten.fmin.default: special_functions.but_nan(torch.lt),

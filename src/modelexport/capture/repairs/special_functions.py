@@ -30,6 +30,21 @@ def product_along(self: Any, dims: Sequence[int] | None, *, output_dtype: Any = 
     return self
 
 
+def rounded_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of which PyTorch's kernel rounds once: it computes half precision in float32."""
+
+    def computed(self: Any, *others: Any, **how: Any) -> Any:
+        if getattr(self, "dtype", None) not in (torch.float16, torch.bfloat16):
+            return function(self, *others, **how)
+        wide = (
+            each.float() if isinstance(each, torch.Tensor) and each.dtype is self.dtype else each for each in others
+        )
+        result = function(self.float(), *wide, **how)
+        return result if result is NotImplemented else result.to(self.dtype)
+
+    return computed
+
+
 def weight_normalized(v: Any, g: Any, dim: int = 0) -> Any:
     """Weight normalization of a vector by the norm of each element: PyTorch's definition takes that of all of them."""
     if v.dim() == 1 and dim == 0:

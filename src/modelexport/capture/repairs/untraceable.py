@@ -18,6 +18,7 @@ from modelexport.capture.repairs import attention, special_functions
 from modelexport.capture.repairs.decompositions import drawn_below
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 from modelexport.capture.repairs.sized_tensors import SIZED
+from modelexport.capture.repairs.special_functions import rounded_once
 
 
 @contextmanager
@@ -234,10 +235,14 @@ def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
 TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli), drawn_below),
     torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
-    **dict.fromkeys((torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), floored_quotient),
+    **dict.fromkeys(
+        (torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), rounded_once(floored_quotient)
+    ),
     **dict.fromkeys((torch.div, torch.Tensor.div, torch.divide, torch.Tensor.divide), quotient),
-    **dict.fromkeys((torch.remainder, torch.Tensor.remainder), remainder),
-    **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), special_functions.angle),
+    **dict.fromkeys((torch.remainder, torch.Tensor.remainder), rounded_once(remainder)),
+    **dict.fromkeys(
+        (torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), rounded_once(special_functions.angle)
+    ),
     **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
     torch.diff: difference,
     torch.Tensor.diff: difference,
@@ -245,7 +250,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.bilinear: bilinear,
     torch.histc: special_functions.histogram,
     torch.Tensor.histc: special_functions.histogram,
-    torch.nn.functional.logsigmoid: special_functions.log_sigmoid,
+    torch.nn.functional.logsigmoid: rounded_once(special_functions.log_sigmoid),
     torch.nn.functional.scaled_dot_product_attention: attention.traced_attention,
     torch.nn.functional.multi_head_attention_forward: attention.traced_heads,
     torch.cumsum: running_sum,
