@@ -59,6 +59,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (torch.cat([A, A + 1, A])[None].clone(),),
     ),
     "floored quotients": (lambda t, x: torch.div(x, 0.1 + 0 * x, rounding_mode="floor"), (torch.arange(-9.0, 9.0),)),
+    "floored by zero": (lambda t, x: torch.div(x, 0.0, rounding_mode="floor"), (torch.arange(-9.0, 9.0),)),
+    "floored in half precision": (
+        lambda t, x: x.half().div(0.1, rounding_mode="floor").float(),
+        (torch.tensor([7.5, -7.5, 6.0]),),
+    ),
     "sums of large logarithms": (lambda t, x: torch.logaddexp2(x * 300, x * 299), (A,)),
     "histogram": (lambda t, x: torch.histc(x, 6, -1.0, 2.0), (A,)),
     "histogram of all": (lambda t, x: torch.histc(x, 6), (A,)),

@@ -251,7 +251,9 @@ def floored_quotient(self: Any, other: Any) -> Any:
     whole = (self - rest) / other
     whole = torch.where(_has_other_sign(rest, other), whole - 1, whole)
     whole = torch.round(whole)
-    return torch.where(other == 0, self / other, whole) if isinstance(other, torch.Tensor) else whole
+    if not isinstance(other, torch.Tensor):
+        return whole if other else self / other
+    return torch.where(other == 0, self / other, whole)
 
 
 def _has_other_sign(rest: Any, other: Any) -> Any:

@@ -217,7 +217,7 @@ def floored_quotient(input: Any, other: Any) -> Any:
 def quotient(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """``torch.div``, whose quotients are rounded before they are floored."""
     if rounding_mode == "floor":
-        return floored_quotient(input, other)
+        return rounded_once(floored_quotient)(input, other)
     return torch.div(input, other, rounding_mode=rounding_mode)
 
 
