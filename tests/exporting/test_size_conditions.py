@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from modelexport import cost, export, profile, verify
+from modelexport.capture.front_end_options import FrontEndOptions
+from modelexport.capture.front_ends import capture
 from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
@@ -453,3 +456,50 @@ def test_offsets_stay_within_what_they_point_into(tmp_path: Path) -> None:
     tried = [with_sizes(inputs, model, {ids: 8, offsets: 6}), with_sizes(inputs, model, {ids: 45, offsets: 8})]
     assert [other["offsets"].tolist() for other in tried] == [[0, 5, 8, 8, 8, 8], [0, 5, 11, 20, 28, 40, 40, 40]]
     assert without_parts(inputs, with_sizes(inputs, model, {ids: 40, offsets: 1}))
+
+
+class Decided(nn.Module):
+    """Decides by the number of steps behind a function of a recurrent layer and the input."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.recurrent = function, nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.function(self.recurrent, x)
+        return x * (2.0 if x.shape[1] < 1000 else 1.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda recurrent, x: recurrent(x)[0],
+        lambda _, x: functional.interpolate(x, scale_factor=2.0, mode="linear"),
+        lambda _, x: functional.pad(x, (0, 0, 2, 2)),
+    ],
+    ids=["recurrent", "interpolate", "pad"],
+)
+def test_a_trace_records_comparisons_behind_functions_that_take_numbers_for_sizes(function: Any) -> None:
+    captured = capture(Decided(function), (torch.rand(2, 8, 4),), "torchscript", FrontEndOptions(dynamic=True))
+    assert any(re.search("1000|499|99[56]", condition.formula) for condition in captured.conditions)
+
+
+class Follows(nn.Module):
+    """Compares a size with a number after a comparison with 6."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 0 if x.shape[1] > 6 else x
+        return x * (2.0 if x.shape[1] > self.number else 1.0)
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize(("number", "recorded"), [(4, True), (1, False)])
+def test_an_answer_is_recorded_that_follows_from_an_earlier_one_but_not_from_sizes_above_1(
+    frontend: Any, number: int, recorded: bool
+) -> None:
+    captured = capture(Follows(number), (torch.rand(2, 9),), frontend, FrontEndOptions(dynamic=True))
+    assert any(f"> {number}" in condition.formula for condition in captured.conditions) == recorded

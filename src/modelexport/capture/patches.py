@@ -87,6 +87,12 @@ TABLE: Mapping[str, Patch] = {
     # Private names that are replaced while a model is captured
     "guards": Patch("dynamo", "torch.fx.experimental.symbolic_shapes:ShapeEnv._log_guard", "self prefix g forcing_spec",
         "what is decided by sizes, and the line of the model", "files would be wrong at other sizes", required=True),
+    "comparisons": Patch("dynamo", "torch.fx.experimental.symbolic_shapes:ShapeEnv.evaluate_expr",
+        "self orig_expr hint ...", "what a traced model asks of sizes", "fewer conditions of sizes with torchscript"),
+    "ranges": Patch("dynamo", "torch.fx.experimental.symbolic_shapes:ShapeEnv._maybe_evaluate_static", "self expr ...",
+        "what a traced model asks and is the same for all sizes above 1", "fewer conditions of sizes with torchscript"),
+    "python kernels": Patch("dynamo", "torch._dispatch.python:enable_python_dispatcher", None,
+        "operators that only take numbers run with symbolic sizes", "fewer conditions of sizes with torchscript"),
     "symbols": Patch("dynamo", "torch.fx.experimental:symbolic_shapes", None,
         "a traced model runs with symbolic sizes", "fewer conditions of sizes with torchscript"),
     "interpreted frames": Patch("dynamo", "torch._guards:TracingContext.extract_stack", "",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from sympy import And, Eq
+from sympy import And, Eq, Not, sympify
 
 from modelexport.capture.failure_hints import is_of_exporter
 from modelexport.capture.patches import private, usable
@@ -28,6 +28,8 @@ class RecordedConditions:
     def __init__(self) -> None:
         self._guards: list[tuple[Any, Any, tuple[str, int], bool, bool]] = []
         """The ``ShapeEnv``, what holds, the file and line, whether the model's own code compares, or makes a number."""
+        self.kernels_take_numbers = True
+        """Whether C++ code gets a number for a symbolic size in a run with the answers of the example, or fails."""
 
     def exporting(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.export.export``, at which the notes of an earlier attempt end."""
@@ -47,6 +49,33 @@ class RecordedConditions:
             log(env, prefix, g, forcing_spec)
 
         return log_guard
+
+    def answering(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the method with which a ``ShapeEnv`` answers comparisons, for a run whose answers are those of the
+        example: nothing follows from them, and each is recorded. The run ends where formulas get long, as those of
+        padded windows do: PyTorch would compute with them for minutes.
+        """
+
+        def evaluate_expr(env: Any, orig_expr: Any, hint: Any = None, *more: Any, **options: Any) -> Any:
+            if hint is None or not orig_expr.free_symbols:
+                return evaluate(env, orig_expr, hint, *more, **options)
+            if orig_expr.count_ops() > _OPERATIONS:
+                raise ArithmeticError(f"more than {_OPERATIONS} operations: {orig_expr}")
+            line, in_model = _asking(sys._getframe(1))
+            if not (in_model or isinstance(hint, bool) or self.kernels_take_numbers):
+                raise RuntimeError(f"a number is needed for {orig_expr}")
+            self._note(env, orig_expr, hint, line, in_model)
+            return sympify(hint)
+
+        return evaluate_expr
+
+    def _note(self, env: Any, expression: Any, hint: Any, line: tuple[str, int], in_model: bool) -> None:
+        """Note an answer, unless it is the same for all sizes above 1: PyTorch excludes 0 and 1 by itself."""
+        shapes = private("symbols")
+        ranges = tuple((symbol, shapes.ValueRanges(2, shapes.int_oo)) for symbol in expression.free_symbols)
+        if private("ranges")(env, expression, axioms=(), var_to_range=ranges) is None:
+            guard = Eq(expression, hint) if not isinstance(hint, bool) else expression if hint else Not(expression)
+            self._guards.append((env, guard, line, in_model, False))
 
     def note_number(self, size: Any) -> bool:
         """Note that the model's own code makes a plain number of a symbolic size; False if it is code of torch."""
@@ -71,7 +100,7 @@ class RecordedConditions:
 
     def _recorded(self) -> Iterator[SizeCondition]:
         printer = private("formulas")()
-        for env, guard, (file, number), in_model, makes_number in self._guards:
+        for env, guard, (file, number), in_model, makes_number in dict.fromkeys(self._guards):
             expression = guard if makes_number else guard.xreplace(env.replacements)  # torch may fix the size later
             where, source = line_of_code(file, number)
             for part in expression.args if isinstance(expression, And) else [expression]:
@@ -87,12 +116,12 @@ class RecordedConditions:
 
 def _asking(frame: FrameType) -> tuple[tuple[str, int], bool]:
     """The file and line of the model that runs in a frame, and whether it asks for the size itself, not by torch."""
-    caller = frame
+    caller = asked = frame
     while caller.f_back is not None and caller.f_globals.get("__name__") in _COMPARE:
-        caller = caller.f_back
+        caller, asked = caller.f_back, caller
     model = next(frames_of_model(frame), None)
     line = (model.f_code.co_filename, model.f_lineno) if model is not None else _interpreted_line()
-    return line, caller is model
+    return line, caller is model and asked.f_globals.get("__name__") != _BY_KERNELS
 
 
 def _without_factors(condition: Any) -> Any:
@@ -116,13 +145,18 @@ def line_of_code(file: str, number: int) -> tuple[str, str]:
     return f"{name_of_code(file)}:{number}", linecache.getline(file, number).strip()[:_TEXT]
 
 
+_BY_KERNELS = "torch.fx.experimental.sym_node"
+"""The module of the first frame where PyTorch's C++ code compares sizes; where Python does, it is a method."""
 _COMPARE = {
     "torch",
-    *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording", "sym_node")),
+    _BY_KERNELS,
+    *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording")),
     __name__,
     "modelexport.capture.presumed_answers",
     "modelexport.capture.traced_size_conditions",
 }
 """Modules whose frames are on the stack between a comparison of sizes and its record; they are skipped."""
+_OPERATIONS = 48
+"""The most operations of a formula in a run with symbolic sizes."""
 _TEXT = 120
 """The largest number of characters of a line that is quoted."""

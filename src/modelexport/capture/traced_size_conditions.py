@@ -22,7 +22,9 @@ import torch
 from torch import nn
 
 from modelexport.capture.patches import private, replaced, usable
+from modelexport.capture.python_kernels import PythonKernels
 from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
+from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.graph.size_bounds import bounds_of
 from modelexport.graph.size_conditions import SizeCondition, broken, next_odd, renamed, simplified, sizes_against
@@ -63,10 +65,8 @@ def with_implied(
     asked = [(condition, sizes) for condition in found if _decides(condition) and {*condition.symbols} <= sizes.keys()]
     runs = 0
     for condition, base in asked:  # which grows
-        others = sorted(
-            islice(sizes_against(condition, base), 2), key=lambda each: 1 in each.values()
-        )  # 1 is no symbol
-        other = next(iter(others), None)
+        others = islice(sizes_against(condition, base), 2)
+        other = min(others, key=lambda each: 1 in each.values(), default=None)  # 1 is no symbol
         if other is None or too_large(inputs, graph, other):
             continue
         beyond = _by_symbols(model, with_sizes(inputs, graph, other), graph)
@@ -96,7 +96,7 @@ def _by_symbols(
     Args:
         lengths_are_numbers: What ``len`` returns is an ``int`` for the model, as a dictionary and ``isinstance`` need.
     """
-    if not usable("symbols", "guards", "formulas"):
+    if not usable("symbols", "comparisons", "ranges", "formulas"):
         return ()
     shapes, recorded = private("symbols"), RecordedConditions()
     axes, in_file = symbols_by_input(graph), inputs_of_file(inputs, graph)
@@ -140,7 +140,8 @@ def _by_symbols(
     try:
         with untouched(model, runs=False), torch.no_grad(), contextlib.ExitStack() as stack:
             args, kwargs = run_arguments(tree_map(symbolic, inputs))
-            stack.enter_context(replaced({"guards": recorded.logging}))
+            stack.enter_context(replaced({"comparisons": recorded.answering}))
+            stack.enter_context(steps_open())
             stack.enter_context(attribute_set(builtins, "len", length))
             quotient_and_rest = attribute_set(torch.SymInt, "__divmod__", lambda *of: (of[0] // of[1], of[0] % of[1]))
             stack.enter_context(quotient_and_rest)
@@ -150,15 +151,14 @@ def _by_symbols(
             for kind, name in itertools.product((torch.SymInt, torch.SymFloat), _TO_NUMBERS):
                 if convert := getattr(kind, name, None):
                     stack.enter_context(attribute_set(kind, name, partialmethod(plain, name, convert)))
-            with fake:
+            with fake, PythonKernels(recorded):
                 model(*args, **kwargs)
     except Exception as error:  # of the model, and of operations that do not take symbols
         failed = True
         recorded.note_end(error, dynamic)
-    equal = [SizeCondition(f"{symbol} == {other}") for symbol, other in env.replacements.items()]
     again = failed and lengths and not lengths_are_numbers
     more = _by_symbols(model, inputs, graph, lengths_are_numbers=True) if again else ()
-    return (*renamed([*recorded.conditions(), *equal], symbols), *more)
+    return (*renamed(recorded.conditions(), symbols), *more)
 
 
 _TO_NUMBERS = ("__int__", "__index__", "__float__", "__repr__", "__format__")
