@@ -23,7 +23,6 @@ from modelexport.files.linked_weights import data_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protected_inputs import being_read
 from modelexport.format import keys
-from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import drop_tag_attributes, text_of
 
 if TYPE_CHECKING:
@@ -94,18 +93,18 @@ def checked_and_written(
 def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | None) -> None:
     """Load and run a model in a staging folder; refuse it if that fails, and its sources load and run."""
     from modelexport.runtime.random_inputs import make_random_inputs
-    from modelexport.runtime.sessions import run_session
+    from modelexport.runtime.sessions import ends_the_process, run_session
 
     with beside(file, place.parent):
         if sum(part.stat().st_size for part in (file, *data_files(file)) if part.is_file()) > CHECKED_BYTES:
             return
         try:
-            model, session, ends = _opened(file)
+            model, session = _opened(file)
         except (UsageError, UnicodeError) as error:
             if _is_foreign(str(error), sources):
                 return
             raise _refusal(place, "load", error) from error
-        if ends:
+        if ends_the_process(model):
             warn_caller(_ENDS.format(place), ModelExportWarning)
         tried = [inputs] if inputs is not None else []
         if inputs is None:
@@ -114,7 +113,7 @@ def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | Non
             except InputsError:  # they fit no file, or this one is wrong: those of its sources show which
                 for source in sources:
                     with contextlib.suppress(UsageError):
-                        tried.append(make_random_inputs(*_opened(source)[:2]))
+                        tried.append(make_random_inputs(*_opened(source)))
         for feeds in tried:
             if feeds.keys() == {value.name for value in session.get_inputs()}:
                 try:
@@ -129,29 +128,15 @@ _ENDS = (
 )
 
 
-def _ends_the_process(model: ir.Model) -> bool:
-    """Whether it has what ONNX Runtime 1.31 ends the process on in its last optimizer (``NchwcTransformer``)."""
-    for node in all_nodes(model):
-        if node.op_type == "MatMul":
-            makers = {value.producer() for value in node.inputs if value is not None}
-            behind = any(maker is not None and maker.op_type == "Transpose" for maker in makers)
-            if behind and any(
-                v is not None and v.is_initializer() and v.dtype == ir.DataType.FLOAT16 for v in node.inputs
-            ):
-                return True
-    return False
-
-
-def _opened(file: Path) -> tuple[ir.Model, Session, bool]:
-    """A model, a session for it without tags as attributes, and whether the last optimizer could end the process."""
+def _opened(file: Path) -> tuple[ir.Model, Session]:
+    """A model, and a session for it without tags as attributes."""
     from modelexport.runtime.sessions import open_session
 
     model = load_onnx(file)
-    ends = _ends_the_process(model)
     is_plain = text_of(model, keys.ENCODING) != "attributes"
     if not is_plain:
         drop_tag_attributes(model)
-    return model, open_session(file if is_plain else model, folder=file.parent, optimized=not ends), ends
+    return model, open_session(file if is_plain else model, folder=file.parent, optimized=True)
 
 
 def _is_foreign(fault: str, sources: Iterable[Path]) -> bool:

@@ -122,9 +122,32 @@ def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
     """A session for a file."""
     _check_weights_beside(path)
     try:
-        return onnxruntime.InferenceSession(path, options, **NO_FALLBACK)
+        return onnxruntime.InferenceSession(path, options, **NO_FALLBACK, **_left_out(path, options))
     except Exception as error:  # its exception types are not public
         raise RunError(f"ONNX Runtime cannot load {path}: {_reason_in(path, error)}") from error
+
+
+def ends_the_process(model: ir.Model) -> bool:
+    """Whether it has what ONNX Runtime 1.31 ends the process on in its last optimizer (``NchwcTransformer``)."""
+    for node in all_nodes(model):
+        if node.op_type == "MatMul":
+            makers = {value.producer() for value in node.inputs if value is not None}
+            behind = any(maker is not None and maker.op_type == "Transpose" for maker in makers)
+            if behind and any(
+                v is not None and v.is_initializer() and v.dtype == ir.DataType.FLOAT16 for v in node.inputs
+            ):
+                return True
+    return False
+
+
+def _left_out(model: Path | ir.Model, options: onnxruntime.SessionOptions) -> dict[str, Any]:
+    """What a session is opened with so that none of the runtime's optimizers ends the process."""
+    if options.graph_optimization_level != _LEVELS["all"]:
+        return {}
+    with suppress(FileFormatError):  # of a file that only the runtime reads
+        if ends_the_process(load_onnx(model) if isinstance(model, Path) else model):
+            return {"disabled_optimizers": ["NchwcTransformer"]}
+    return {}
 
 
 def _check_weights_beside(path: Path) -> None:
@@ -150,7 +173,7 @@ def _open_as_is(
         _check_weights_beside(model)
     try:
         if isinstance(model, Path):
-            session = Session(model, options, **NO_FALLBACK)
+            session = Session(model, options, **NO_FALLBACK, **_left_out(model, options))
         else:
             shared = find_device(provider).provider == CPU and not optimized
             session = _open_in_memory(model, folder, options, shared=shared)
@@ -225,7 +248,7 @@ def _open_in_memory(
             (folder / _PLACEHOLDER_LOCATION).touch()
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
-        session = Session(source, options, **NO_FALLBACK)
+        session = Session(source, options, **NO_FALLBACK, **_left_out(model, options))
     session.weights = held
     return session
 
