@@ -183,6 +183,14 @@ def test_the_bodies_of_an_operator_outside_the_standard_do_not_tell_the_types_of
     assert [value.dtype for value in model.graph.outputs] == [ir.DataType.INT32] * 2
 
 
+def test_an_operator_that_a_file_has_in_an_older_version_than_the_standard_has_it_gets_a_type() -> None:
+    model = graph("(float[2, 4] x, float[4] w) => (float[2, 4] y) { y = LayerNormalization (x, w) }")
+    model.opset_imports[""] = 9  # as ONNX Runtime's optimizer writes it
+    model.graph.outputs[0].type = None
+    fill_types(model)
+    assert model.graph.outputs[0].dtype is ir.DataType.FLOAT
+
+
 def test_a_value_is_renamed_only_if_a_graph_around_it_has_its_name() -> None:
     """Two branches may share names, in nested graphs as well."""
     model = graph(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from modelexport.runtime.single_nodes import run_node
 from modelexport.traces.array_differences import relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.numpy_kernels import KERNELS
@@ -234,3 +235,9 @@ def test_what_is_a_function_of_others_in_the_runtime_has_noise_since_it_has_roun
         {"x": numbers(2, 3)},
     )
     assert 1e-8 < relative_error(run.run(x)["y"], run.nudged().run(x)["y"]) < 1e-5
+
+
+def test_inputs_with_which_the_runtime_fails_at_a_node_are_an_error_of_python() -> None:
+    pool = helper.make_node("GlobalAveragePool", ["x"], ["y"])
+    with pytest.raises(RuntimeError, match="GlobalAveragePool"):
+        run_node(pool, {"": 17}, [np.zeros((1, 2, 0, 3), np.float32)])

@@ -32,10 +32,13 @@ def fill_types(model: ir.Model) -> None:
 
 
 def schema_of(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
-    """The schema of a node's operator; ``None`` if it is not in the standard."""
-    if not onnx.defs.has(node.op_type, node.domain):
+    """The schema of a node's operator; ``None`` if it is not in the standard, or not yet in this version of it, as the
+    ``LayerNormalization`` that ONNX Runtime's optimizer writes into a file of opset 9.
+    """
+    try:
+        return onnx.defs.get_schema(node.op_type, version, node.domain)
+    except onnx.defs.SchemaError:
         return None
-    return onnx.defs.get_schema(node.op_type, version, node.domain)
 
 
 def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) -> ir.DataType | None:

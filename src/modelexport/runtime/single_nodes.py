@@ -76,7 +76,10 @@ def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any])
         if any(phrase in str(error) for phrase in _UNKNOWN):
             raise NoKernelError(str(error)) from error
         raise
-    results = iter(session.run(None, feeds))
+    try:
+        results = iter(session.run(None, feeds))
+    except Exception as error:  # its classes are not public, and some of them are no errors of Python's
+        raise RuntimeError(str(error)) from error
     return tuple(next(results) if name else None for name in node.output)
 
 
