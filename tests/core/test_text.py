@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelexport.core.text import plural
+from modelexport.core.text import chained, plural
 
 
 @pytest.mark.parametrize(
@@ -14,3 +14,10 @@ from modelexport.core.text import plural
 )  # fmt: skip
 def test_a_verb_agrees_with_the_number(count: int, verb: str, said: str) -> None:
     assert plural(count, "node", verb) == said
+
+
+def test_a_chain_of_exceptions_that_leads_back_to_its_beginning_ends() -> None:
+    told = ValueError("raised again while what it caused is handled")
+    wrapped = RuntimeError("a library's")
+    wrapped.__cause__, told.__context__ = told, wrapped
+    assert list(chained(told)) == [told, wrapped]

@@ -179,8 +179,13 @@ def suggest(name: str, known: Collection[str], *, beginning: str = "") -> str:
 
 
 def chained(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and, one after the other, its cause or context, the cause or context of that one, and so on."""
-    while error is not None:
+    """An exception and, one after the other, its cause or context, the cause or context of that one, and so on.
+
+    Each comes once: an exception that is raised while one that it caused is handled leads back to itself.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
