@@ -9,8 +9,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from modelexport.format.documents import TransformStep
 from modelexport.pytorch.runs.exact_rounding import quantized, written_out
+from modelexport.traces.exact_transforms import exact_step
 from modelexport.traces.file_run import FileRun
+from modelexport.weights.recorded_transforms import apply_transform
 
 NEAR_HALF = np.array([2.5, 2.5 * (1 - 2**-50), 2.5 * (1 + 2**-50), 3.5 * (1 - 2**-50), -127.5 * (1 + 2**-50)])
 EVEN = [2, 2, 2, 4, -128]
@@ -85,3 +88,18 @@ def test_a_quantizer_along_an_axis_has_a_scale_for_each_place() -> None:
     scales = torch.tensor([0.5, 2.0], dtype=torch.float64)
     x = torch.full((2, 3), 4.0, dtype=torch.float64)
     assert quantized(x, scales, torch.tensor([0, 1]), -128, 127, 0).tolist() == [[8] * 3, [3] * 3]
+
+
+def test_the_integers_of_a_weight_are_made_as_those_of_a_node() -> None:
+    steps = [
+        TransformStep("Constant", attributes={"value": {"dtype": "float32", "value": 1.0}}),
+        TransformStep("Constant", attributes={"value": {"dtype": "int8", "value": 0}}),
+        TransformStep("QuantizeLinear", ["w", "%0", "%1"], {}, 21),
+    ]
+    assert apply_transform(steps, {"w": NEAR_HALF}, exact_step).tolist() == EVEN
+
+
+@pytest.mark.parametrize("operator", ["Ceil", "Floor", "Round"])
+def test_a_weight_that_is_almost_whole_is_rounded_as_in_a_node(operator: str) -> None:
+    steps = [TransformStep(operator, ["w"], {}, 13 if operator != "Round" else 11)]
+    assert apply_transform(steps, {"w": np.array([2 - 3e-8, 2 + 3e-8])}, exact_step).tolist() == [2, 2]

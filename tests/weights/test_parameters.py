@@ -37,6 +37,7 @@ from modelexport.graph.parameter_plans import (
     record_state_dict,
     state_dict_of,
 )
+from modelexport.traces.exact_transforms import exact_step
 from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.weights.recorded_transforms import apply_transform, decode_tensor, encode_tensor
 
@@ -348,4 +349,4 @@ def test_a_step_that_cannot_be_run_is_named() -> None:
 
 def test_float32_between_conversions_rounds_nothing_in_a_run_in_float64() -> None:
     steps = [TransformStep("Cast", ["w"], {"to": 1}, 13), TransformStep("Cast", ["%0"], {"to": 11}, 13)]
-    assert apply_transform(steps, {"w": np.array(1 / 3)}, wide=True) == 1 / 3
+    assert apply_transform(steps, {"w": np.array(1 / 3)}, exact_step) == 1 / 3

@@ -29,7 +29,7 @@ from modelexport.graph.missing_types import fill_types
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.node_computation import NodeComputation, NodeError
-from modelexport.traces.numpy_kernels import without_last_bits
+from modelexport.traces.numpy_kernels import makes_whole_numbers, without_last_bits
 
 Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
 """Called with a node, its inputs, one of its outputs and the array for that; gives the array that its users get."""
@@ -276,7 +276,7 @@ class _Run:
             is_exact = in_double and self._of_sizes.get(id(array)) is array
             return without_last_bits(array) if is_float and not is_exact else array
 
-        if self._of.is_wide and _makes_whole_numbers(node):
+        if self._of.is_wide and makes_whole_numbers(node.op_type, node.outputs[0].dtype):
             inputs = [*map(counted, node.inputs, inputs)]
         if not self._of.rounds_numbers:
             return self._of.nodes.compute(node, inputs)
@@ -364,14 +364,6 @@ def _is_number_of_the_file(value: ir.Value) -> bool:
     producer = value.producer()
     is_constant = value.const_value is not None if producer is None else producer.op_type == "Constant"
     return is_constant and parameter_plan(value) is None
-
-
-def _makes_whole_numbers(node: ir.Node) -> bool:
-    """Whether a node converts or rounds numbers to integers."""
-    result = node.outputs[0].dtype
-    return node.op_type in ("Ceil", "Floor", "Round") or (
-        node.op_type == "Cast" and result is not None and result.is_integer()
-    )
 
 
 def _unchanged(array: Any) -> Any:

@@ -21,13 +21,14 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.array_differences import relative_error
+from modelexport.traces.exact_transforms import exact_step
 from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.tied_indices import is_tie
 from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SCORES_OF_PYTORCH, UNITS
 from modelexport.traces.trace import Content, Index, Trace
-from modelexport.weights.recorded_transforms import compute_planned
+from modelexport.weights.recorded_transforms import compute_planned, run_step
 
 
 @dataclass(eq=False)
@@ -216,12 +217,12 @@ def computed_weights(
         changed: Parameters whose numbers are not those of the file: initializers that are such a one are given, too.
         exact: Whether the model ran in float64, in which other numbers are halfway between two integers.
     """
-    weights = {}
+    weights, compute = {}, exact_step if run.is_wide else run_step
     for value in (*(value for value, _ in run.constants()), *(run.quantized_weights() if exact else ())):
         plan = parameter_plan(value)
         if plan is None or not plan.recorded or (is_moved_parameter(value) and not {*plan.keys} & {*changed}):
             continue
-        weights[value] = compute_planned(plan, {key: read(key) for key in plan.inputs()}, wide=run.is_wide)
+        weights[value] = compute_planned(plan, {key: read(key) for key in plan.inputs()}, compute)
     return weights
 
 

@@ -18,7 +18,6 @@ from modelexport.graph.node_owners import owner_of, place_of
 from modelexport.runtime.single_nodes import NoKernelError, run_node
 from modelexport.traces.numpy_kernels import KERNELS
 from modelexport.traces.tolerances import INFINITE, UNITS
-from modelexport.weights.recorded_transforms import widen_attributes
 
 _KERNEL_ROUNDINGS = 8
 """How many units of roundoff a kernel of a runtime is off by."""
@@ -226,3 +225,11 @@ class NodeComputation:
         if not self._nudge or array is None or array.dtype.kind != "f":
             return array
         return nudge(array.astype(np.float64), _KERNEL_ROUNDINGS * self._nudge, _generator())
+
+
+def widen_attributes(kernel: Any, change: Callable[[Any], Any] = lambda numbers: numbers) -> None:
+    """Make the attributes of a kernel float64: what a kernel computes of them alone would be in float32."""
+    for name, number in [*vars(kernel).items()]:
+        numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
+        if numbers.dtype == np.float32:
+            setattr(kernel, name, change(numbers.astype(np.float64)).tolist())

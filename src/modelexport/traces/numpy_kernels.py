@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
 from onnx.reference.ops.op_gru import GRU as GRU_14
@@ -98,6 +99,15 @@ def without_last_bits(x: Any, where: Callable[..., Any] = np.where) -> Any:
     """
     large = x * (2.0**31 + 1)
     return where(x == x.round(), x, large - (large - x))
+
+
+def makes_whole_numbers(op_type: str, result: ir.DataType | None) -> bool:
+    """Whether an operator converts or rounds numbers to integers, and takes them :func:`without_last_bits`.
+
+    Args:
+        result: The type of its result.
+    """
+    return op_type in ("Ceil", "Floor", "Round") or (op_type == "Cast" and result is not None and result.is_integer())
 
 
 class QuantizeLinear(QuantizeLinear_21):

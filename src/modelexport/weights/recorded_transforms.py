@@ -19,16 +19,36 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import is_random
 from modelexport.weights.packed import repacking as packed
 
+RunStep = Callable[[TransformStep, Sequence[Any], Sequence[TransformStep]], tuple[Any, ...]]
+"""Computes a step from its inputs; the steps that come later are known, too."""
 
-def compute_planned(plan: ParameterPlan, tensors: Mapping[str, np.ndarray], *, wide: bool = False) -> np.ndarray:
+
+def run_step(step: TransformStep, inputs: Sequence[Any], later: Sequence[TransformStep] = ()) -> tuple[Any, ...]:
+    """The outputs of a step in the types of its inputs, as the exporter folded them."""
+    if step.op_type == "Constant" and not step.domain:
+        return (decode_tensor(step.attributes["value"]),)
+    if step.domain == packed.DOMAIN:
+        return (packed.run(step.op_type, step.attributes, inputs),)
+    return run_operator(step.domain, step.op_type, step.version, inputs, step_attributes(step))
+
+
+def step_attributes(step: TransformStep) -> dict[str, Any]:
+    """The attributes of a step in the form that :func:`run_operator` expects."""
+    return {
+        name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
+        for name, value in step.attributes.items()
+    }
+
+
+def compute_planned(plan: ParameterPlan, tensors: Mapping[str, np.ndarray], compute: RunStep = run_step) -> np.ndarray:
     """An initializer's value.
 
     Args:
         tensors: The entries of :meth:`ParameterPlan.inputs`.
-        wide: As in :func:`apply_transform`.
+        compute: As in :func:`run_steps`.
     """
     try:
-        return apply_transform(plan.steps, tensors, wide=wide) if plan.steps else tensors[plan.keys[0]]
+        return apply_transform(plan.steps, tensors, compute) if plan.steps else tensors[plan.keys[0]]
     except KeyError as error:
         raise FileFormatError(
             f"a transform of {', '.join(plan.keys) or 'nothing'} uses {error}, which is not a parameter of it: the "
@@ -37,34 +57,38 @@ def compute_planned(plan: ParameterPlan, tensors: Mapping[str, np.ndarray], *, w
 
 
 def apply_transform(
-    steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray], *, wide: bool = False
+    steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray], compute: RunStep = run_step
 ) -> np.ndarray:
     """Compute an initializer from ``state_dict`` entries.
 
     Args:
         steps: The content of ``modelexport.transform``.
         tensors: The entries by their keys, as PyTorch has them.
-        wide: The entries are in float64, and so is everything that is computed of them.
+        compute: As in :func:`run_steps`.
 
     Raises:
         KeyError: An entry is missing.
         FileFormatError: A step cannot be run.
         WeightsError: A packed weight is not of the kind that the file was exported with.
     """
-    result = run_steps(steps, tensors, wide=wide)[f"%{len(steps) - 1}:0"]
+    result = run_steps(steps, tensors, compute)[f"%{len(steps) - 1}:0"]
     assert isinstance(result, np.ndarray)
     return result
 
 
 def run_steps(
-    steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray], *, wide: bool = False
+    steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray], compute: RunStep = run_step
 ) -> dict[str, Any]:
-    """The outputs of all steps: ``%0:1`` is the second one of the first step. Arguments and errors as above."""
+    """The outputs of all steps: ``%0:1`` is the second one of the first step. Errors as above.
+
+    Args:
+        compute: Computes each step, in other types than those of the file, for example.
+    """
     outputs: dict[str, Any] = {}
     known: dict[str, Any] = {"": None, **tensors}
     for number, step in enumerate(steps):
         try:
-            results = _run(step, [known[name] for name in step.inputs], wide=wide, later=steps[number + 1 :])
+            results = compute(step, [known[name] for name in step.inputs], steps[number + 1 :])
         except (KeyError, WeightsError):
             raise
         except Exception as error:  # onnx's implementations, given any arrays, raise anything
@@ -76,23 +100,6 @@ def run_steps(
         known.update(outputs)
         known[f"%{number}"] = results[0]
     return outputs
-
-
-def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool, later: Sequence[TransformStep]) -> tuple[Any, ...]:
-    if step.op_type == "Constant" and not step.domain:
-        array = decode_tensor(step.attributes["value"])
-        return (array.astype(np.float64) if wide and array.dtype.kind not in "biu" else array,)
-    if wide and step.op_type == "Cast" and (to := ir.DataType(step.attributes["to"])).is_floating_point():
-        wider = any(one.op_type == "Cast" and ir.DataType(one.attributes["to"]).bitwidth > to.bitwidth for one in later)
-        rounds = wider and to.bitwidth < ir.DataType.FLOAT.bitwidth  # there and back; float32 stands for float64 here
-        return ((inputs[0].astype(to.numpy()) if rounds else inputs[0]).astype(np.float64),)
-    if step.domain == packed.DOMAIN:
-        return (packed.run(step.op_type, step.attributes, inputs),)
-    attributes = {
-        name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
-        for name, value in step.attributes.items()
-    }
-    return run_operator(step.domain, step.op_type, step.version, inputs, attributes, wide=wide)
 
 
 def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
@@ -117,24 +124,14 @@ def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
 
 
 def run_operator(
-    domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any], *, wide: bool = False
+    domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """The outputs of one operator; exceptions of the reference implementation are not caught."""
     import onnx.reference.ops  # slow to import, and rarely needed by readers of a file
 
     with np.errstate(all="ignore"):
         kernel = onnx.reference.ops.load_op(domain, op_type, version).create(len(inputs), **attributes)
-        if wide:
-            widen_attributes(kernel)
         return tuple(kernel.run(*inputs))
-
-
-def widen_attributes(kernel: Any, change: Callable[[Any], Any] = lambda numbers: numbers) -> None:
-    """Make the attributes of a kernel float64: what a kernel computes of them alone would be in float32."""
-    for name, number in [*vars(kernel).items()]:
-        numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
-        if numbers.dtype == np.float32:
-            setattr(kernel, name, change(numbers.astype(np.float64)).tolist())
 
 
 def encode_tensor(array: np.ndarray) -> dict[str, Any]:
