@@ -175,7 +175,7 @@ REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
-    torch.Tensor.nbytes.__get__: lambda x: x.numel() * x.element_size(),  # type: ignore[attr-defined]
+    torch.Tensor.nbytes.__get__: lambda x: x.numel() * x.element_size(),  # type: ignore[attr-defined]  # a descriptor
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
     attention.ATTENTION: attention.attention_of_equal_sizes,
     **SIZED,
