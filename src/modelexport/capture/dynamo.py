@@ -60,7 +60,7 @@ from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.translations import translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values
 from modelexport.capture.shared_memory import is_written_later, passed_on
-from modelexport.capture.traced_size_conditions import with_implied
+from modelexport.capture.symbolic_runs import with_implied
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,

@@ -153,7 +153,7 @@ _COMPARE = {
     *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording")),
     __name__,
     "modelexport.capture.presumed_answers",
-    "modelexport.capture.traced_size_conditions",
+    "modelexport.capture.symbolic_runs",
 }
 """Modules whose frames are on the stack between a comparison of sizes and its record; they are skipped."""
 _OPERATIONS = 48
