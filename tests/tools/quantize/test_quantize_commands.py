@@ -6,9 +6,11 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnxruntime.quantization import quantize_dynamic
@@ -18,12 +20,14 @@ from commands import run
 from exports import Exporter
 from graph_texts import written
 from modelexport.core.declared_options import declared
+from modelexport.runtime.fitted_inputs import fitted
 from modelexport.tagged.file import read_tagged
 from modelexport.terminal.shared_options import METRIC
 from modelexport.tools.quantize.methods import METHODS
 from modelexport.tools.quantize.metrics_and_bounds import METRICS
 from modelexport.tools.quantize.quantize_command import Rules
 from modelexport.tools.quantize.recipes import CHANGES
+from modelexport.traces import calibration_data
 
 
 def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_path: Path) -> None:
@@ -82,6 +86,23 @@ def test_quantize_measures_ranges_on_a_file_of_inputs(exported: Exporter, tmp_pa
     assert done.stderr.count("\n") == 1
     assert "wrong.jsonl does not fit" in done.stderr
     assert not (tmp_path / "no.onnx").exists()
+
+
+def test_of_the_data_only_the_first_inputs_are_read_again_for_the_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 5}> { ["/a/MatMul"] y = MatMul (x, w) }'
+    file, data, numbers = written(tmp_path / "file.onnx", text), tmp_path / "data.jsonl", list[float]()
+    data.write_text("".join(json.dumps({"x": [[number, 1]]}) + "\n" for number in (1, 2, 3)))
+
+    def fit(feeds: dict[str, Any], model: ir.Model) -> dict[str, Any]:
+        numbers.append(feeds["x"][0][0])
+        return fitted(feeds, model)
+
+    monkeypatch.setattr(calibration_data, "fitted", fit)
+    done = run("quantize", file, "-o", tmp_path / "out.onnx", "--to", "int8-static", "--data", data)
+    assert done.returncode == 0, done.stderr
+    assert numbers == [1, 2, 3, 1]
 
 
 def test_what_a_library_prints_is_not_in_the_document(tmp_path: Path) -> None:

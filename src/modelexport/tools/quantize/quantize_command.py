@@ -145,7 +145,7 @@ def _with_times(
     from modelexport.runtime.devices import find_device
     from modelexport.tagged.file import read_tagged
     from modelexport.tools.quantize.quantized_packages import with_times
-    from modelexport.traces.calibration_data import given_runs
+    from modelexport.traces.calibration_data import read_data
 
     if not how["check_runtime"] or not any(result.changed for result in results.values()):
         return results, []
@@ -156,7 +156,7 @@ def _with_times(
     try:
         inputs = None
         if how["data"] is not None and not file.is_dir():
-            inputs = given_runs(read_tagged(file), how["data"], how["processor"])[0]
+            (inputs,) = read_data(how["data"], read_tagged(file).model, how["processor"] or file.parent, limit=1)
         with stages_on_line()("time both in turns"):
             return with_times(results, file, output, inputs, device), []
     except ModelExportError as error:
