@@ -29,7 +29,7 @@ from modelexport.tools.devices.device_text import format_device
 from modelexport.tools.devices.found_changes import find_changes
 from modelexport.tools.devices.judged_regions import RegionRuns, judge
 from modelexport.tools.devices.wrong_regions import smallest_region
-from spoiled_device import SpoiledDevice, is_fused, is_operator
+from spoiled_device import SpoiledDevice, Spoils, is_fused, is_operator
 
 UINT8 = ir.DataType.UINT8
 
@@ -102,6 +102,25 @@ def test_nodes_that_are_right_alone_and_wrong_together_are_the_smallest_region(f
     assert [region.operators for region in report.culprits] == [["Add", "LayerNormalization"]] * 2
     norms = [region for region in report.regions if region.address.endswith("norm")]
     assert [region.status for region in norms] == ["agree", "agree"]
+
+
+class NotingDevice(SpoiledDevice):
+    """Notes the names and nodes of the regions that it runs."""
+
+    def __init__(self, spoils: Spoils) -> None:
+        super().__init__(spoils)
+        self.regions: list[tuple[str, tuple[ir.Node, ...]]] = []
+
+    def run(self, region: ReferenceRegion, *, log: bool = False) -> RunnerResult:
+        self.regions.append((region.name, region.nodes))
+        return super().run(region, log=log)
+
+
+@pytest.mark.parametrize("spoils", [is_operator("Softmax"), is_fused("Add", "LayerNormalization")])
+def test_no_region_runs_twice_while_the_smallest_is_looked_for(file: Path, spoils: Spoils) -> None:
+    device = NotingDevice(spoils)
+    assert checked(file, device).culprits
+    assert len(device.regions) == len(set(device.regions))
 
 
 def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import onnx_ir as ir
@@ -76,6 +75,7 @@ class _DeviceCheck:
     ) -> None:
         self._tagged, self._regions, self._runs, self._bound, self._tell = tagged, regions, runs, bound, tell
         self.looked_at: dict[str, RegionReport] = {}
+        self._reports: dict[tuple[ir.Node, ...], RegionReport] = {}
         self._root = next(iter(tagged.calls)).call
         self._result = RunnerResult(status="failed")
         """The result of the whole file."""
@@ -127,7 +127,7 @@ class _DeviceCheck:
             culprits.append(self._smallest(self._main_nodes(call), call))
         elif alone:
             between = [node for node in self._main_nodes(call) if is_owned(node, call)]
-            if between and self._is_wrong(between, call):  # beside a part
+            if between and self._alone(between, call).is_faulty:  # beside a part
                 culprits.append(self._smallest(between, call))
         return culprits
 
@@ -138,24 +138,24 @@ class _DeviceCheck:
 
     def _smallest(self, nodes: Sequence[ir.Node], call: ModuleCall) -> RegionReport:
         """The smallest wrong region of some nodes."""
-        smallest = smallest_region(nodes, lambda some: self._is_wrong(some, call))
-        region = self._regions.of_nodes(f"{call}: {len(smallest)} nodes", smallest, [call])
-        if region is None or len(smallest) == len(nodes) == 1:
+        smallest = smallest_region(nodes, lambda some: self._alone(some, call).is_faulty)
+        if len(nodes) == 1 or not (report := self._alone(smallest, call)).is_faulty:
             return self.looked_at.get(str(call)) or self._report(call, "off")
-        names = {"node_names": [node.name or "" for node in smallest], "operators": [node.op_type for node in smallest]}
-        return self._note(region, self._runs.run(region), call, **names)
+        self.looked_at[f"{call} {report.node_names}"] = report
+        return report
 
-    def _is_wrong(self, nodes: Sequence[ir.Node], call: ModuleCall) -> bool:
-        self._tell(f"{call}: {len(nodes)} nodes")
-        try:
-            region = self._regions.of_nodes(f"{call}: {len(nodes)} nodes", nodes, [call])
-        except UsageError:
-            return False
-        return region is not None and self._judged(region, self._runs.run(region), call).is_faulty
+    def _alone(self, nodes: Sequence[ir.Node], call: ModuleCall) -> RegionReport:
+        """Some nodes of a call alone; each region is run once."""
+        if (key := tuple(nodes)) not in self._reports:
+            self._tell(name := f"{call}: {len(nodes)} nodes")
+            names = {"node_names": [node.name or "" for node in nodes], "operators": [node.op_type for node in nodes]}
+            region = self._regions.of_nodes(name, nodes, [call])
+            judged = region and self._judged(region, self._runs.run(region), call, **names)
+            self._reports[key] = judged or self._report(call, "not compared", **names)
+        return self._reports[key]
 
-    def _note(self, region: ReferenceRegion, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
-        report = self._judged(region, result, call, **more)
-        self.looked_at[f"{call} {more['node_names']}" if more else str(call)] = report
+    def _note(self, region: ReferenceRegion, result: RunnerResult, call: ModuleCall) -> RegionReport:
+        report = self.looked_at[str(call)] = self._judged(region, result, call)
         return report
 
     def _judged(self, region: ReferenceRegion, result: RunnerResult, call: ModuleCall, **more: Any) -> RegionReport:
@@ -229,9 +229,7 @@ class _DeviceCheck:
         if not self._runs.runs_any_region or owner is None or node.graph is not self._tagged.model.graph:
             return []
         self._tell(f"what puts {node.op_type} on {self._runs.device.name}")
-        region = None
-        with suppress(UsageError):
-            region = self._regions.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
+        region = self._regions.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
         return [] if region is None else list(tried_changes(region, node, self._runs, self._bound))
 
     def notes(self) -> Iterator[str]:

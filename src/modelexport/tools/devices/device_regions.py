@@ -135,9 +135,13 @@ class RegionCutter:
         return self._region(str(call), self._tagged.nodes_of(call), self._cutter.cut_call(call))
 
     def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> ReferenceRegion | None:
-        """Some nodes of the main graph."""
+        """Some nodes of the main graph; ``None`` if they depend on no input, or cannot be cut out."""
         inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
-        return self._region(name, nodes, self._cutter.cut(Region.of(nodes), name, inside=inside, above=calls))
+        try:
+            cut = self._cutter.cut(Region.of(nodes), name, inside=inside, above=calls)
+        except UsageError:  # of a value without a type
+            return None
+        return self._region(name, nodes, cut)
 
     def _region(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> ReferenceRegion | None:
         self._compute([*cut.inputs, *cut.outputs])

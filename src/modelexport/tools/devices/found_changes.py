@@ -11,7 +11,6 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
-from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.format.keys import RECIPE_SUFFIX
@@ -148,11 +147,7 @@ class _Search:
         for call in (*opened, *level):
             nodes = [node for node in self.file.nodes_of(call) if node.graph is self.file.model.graph]
             nodes = [node for node in nodes if call not in opened or is_owned(node, call)]
-            try:
-                region = regions.of_nodes(str(call), nodes, [call])
-            except UsageError:
-                continue
-            if region is not None:
+            if (region := regions.of_nodes(str(call), nodes, [call])) is not None:
                 self._tell(str(call))
                 yield self._runs.run(region).error, call, [node.name or "" for node in nodes]
 
