@@ -73,8 +73,9 @@ class KeptState:
                 with contextlib.suppress(TypeError):
                     module.__class__ = kind
         for dictionary, entries in self._dictionaries:
-            with contextlib.suppress(Exception):  # a user's container may refuse even this
-                _restore_mapping(dictionary, entries)
+            if (entries or dict.__len__(dictionary)) and not _has_entries(dictionary, entries):
+                with contextlib.suppress(Exception):  # a user's container may refuse even this
+                    _restore_mapping(dictionary, entries)
         for module, _, training in self._modules:
             if module.training != training:  # not a Python attribute of a ScriptModule
                 module.training = training
@@ -116,8 +117,7 @@ class KeptState:
                 return
             self._seen.add(id(value))
             if isinstance(value, dict):
-                self._dictionaries.append((value, dict(dict.items(value))))
-                inside += dict.values(value)
+                self._keep_dictionary(value, inside)
             else:
                 self._containers.append((value, list(_builtin_iter(value))))
                 inside += self._containers[-1][1]
@@ -126,11 +126,15 @@ class KeptState:
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict:
             self._seen.add(id(value))
-            self._dictionaries.append((attributes, dict(attributes)))
-            inside += attributes.values()
+            self._keep_dictionary(attributes, inside)
         for part in inside:
             if type(part) not in _LEAVES:
                 self._remember(part, depth + 1)
+
+    def _keep_dictionary(self, dictionary: dict[Any, Any], inside: list[Any]) -> None:
+        entries = dict(dict.items(dictionary)) if dict.__len__(dictionary) else _EMPTY
+        self._dictionaries.append((dictionary, entries))
+        inside += entries.values()
 
 
 def _namespaces(module: nn.Module) -> Iterator[Mapping[str, Any]]:
@@ -140,6 +144,9 @@ def _namespaces(module: nn.Module) -> Iterator[Mapping[str, Any]]:
             yield kind.__dict__
             yield vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
 
+
+_EMPTY: dict[Any, Any] = {}
+"""The entries of every dictionary without any: a module has a dozen of these, for its hooks."""
 
 _LEAVES = frozenset((str, bytes, int, float, complex, bool, type(None)))
 
@@ -161,14 +168,17 @@ def _restore_container(container: Any, before: Any) -> None:
     (set.update if kind is set else kind.extend)(container, before)
 
 
+def _has_entries(dictionary: dict[Any, Any], entries: Mapping[Any, Any]) -> bool:
+    """Whether the keys and values of a dictionary are these very objects, in this order."""
+    return (
+        dict.__len__(dictionary) == len(entries)
+        and all(map(operator.is_, dict.keys(dictionary), entries))
+        and all(map(operator.is_, dict.values(dictionary), entries.values()))
+    )
+
+
 def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     """Restore the entries of a dictionary, in their order."""
-    if (
-        dict.__len__(entries) == len(before)
-        and all(map(operator.is_, dict.keys(entries), before))
-        and all(map(operator.is_, dict.values(entries), before.values()))
-    ):
-        return
     kind = OrderedDict if isinstance(entries, OrderedDict) else dict
     kind.clear(entries)
     for key, value in before.items():
