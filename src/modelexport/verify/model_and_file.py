@@ -260,7 +260,7 @@ class ModelAndFile:
         """Whether the model runs: in its own types, in which it refuses sizes sooner than in float64."""
         try:
             with collected():
-                returned_by(self.model, inputs)
+                self.runs.own(inputs)
         except Exception:  # a model may raise anything for sizes that it does not accept
             return False
         return True

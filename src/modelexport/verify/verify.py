@@ -101,6 +101,8 @@ def verify(
         if weights is None:
             try:
                 check_fit(pair.feeds(inputs), tagged)
+                if not changed:
+                    pair.trace(inputs, {})  # first, so that no other run is needed to settle
                 pair = pair.settled(inputs)
             except Exception:
                 check_inputs(model, inputs)  # if the model does not run with them, it says so
