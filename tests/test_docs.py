@@ -132,6 +132,20 @@ def test_every_file_that_the_architecture_page_names_is_there() -> None:
     ] == []
 
 
+def test_every_name_that_the_architecture_page_says_is_in_a_file_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    names = r"(?:`[\w.]+`(?:, | and ))*`[\w.]+`"
+    places = re.findall(rf"({names}) (?:of|in) `((?:\w+/)*\w+\.py)`", page)
+    assert [
+        (name, file)
+        for joined, file in places
+        for name in re.findall(r"[\w.]+(?=`)", joined)
+        if not name.endswith(".py")
+        and not is_there(name.split("."), ast.parse((SOURCE / "modelexport" / file).read_text()))
+    ] == []
+    assert places
+
+
 def test_the_architecture_page_lists_each_private_name_of_another_package_beside_its_file() -> None:
     package = SOURCE / "modelexport"
     texts = {file.relative_to(package).as_posix(): file.read_text() for file in package.rglob("*.py")}
