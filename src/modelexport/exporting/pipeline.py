@@ -32,9 +32,7 @@ from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, w
 from modelexport.exporting.size_decisions import notes_on_constants
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.replaceable_files import check_writable
-from modelexport.format import documents
 from modelexport.graph.node_owners import owned_operators
-from modelexport.graph.size_conditions import SizeCondition, record_conditions
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.axes_of_one import Axis, widened
 from modelexport.pytorch.inputs.documented_axes import documented_axes
@@ -44,7 +42,6 @@ from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatab
 from modelexport.runtime.checked_writing import checked_and_replaced
 from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree_display import tree_rows
-from modelexport.weights.linked_copied_embedded import place_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -215,23 +212,11 @@ class _Job:
             tagged = steps.tag(exported, before, tree, options.tags, fused)
         with checked_and_replaced(check=False) as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
-            written = _StagedExport(self, exported, before, tagged, attempts, staged)
-            written.write(exported.unchecked_conditions)
-            checks = ExportChecks(
-                model,
-                captured,
-                staged,
-                self.path,
-                written.described.hierarchy,
-                written.weights,
-                options,
-                stages,
-                exported,
-                self.names,
-                written.write,
-                exported.answered or any(attempt.asks_for_values for attempt in attempts),
-                fixed,
+            written = steps.StagedExport(
+                model, exported, before, tagged, attempts, options, stages, self.path, staged, self.name
             )
+            written.write(exported.unchecked_conditions)
+            checks = ExportChecks(written, captured, self.names, fixed)
             check, verified, sizes = checks.run(must_pass=not keep_anyway)
             if sizes.to_fix:
                 replacement.drop()
@@ -280,43 +265,3 @@ class _Job:
         shapes = {name: tuple(t.shape) for name, t in input_tensors(self.model, *run_arguments(inputs))}
         words = documented_axes(self.model, {name: len(shape) for name, shape in shapes.items()})
         return name_unnamed_axes(exported, symbols, words, shapes)
-
-
-@dataclass
-class _StagedExport:
-    """The files of an export in their staging folder: the weights once, the graph and its documents by each `write`."""
-
-    job: _Job
-    exported: Exported
-    before: steps.Unoptimized
-    tagged: steps.Tagged
-    attempts: Sequence[Attempt]
-    staged: Path
-
-    def __post_init__(self) -> None:
-        options, stages = self.job.options, self.job.stages
-        with stages("encoding"):
-            self.functions = steps.encode(self.exported.model, self.tagged.tags, options.tags.tags_as)
-        self.graph = self.functions.model if self.functions else self.exported.model
-        with stages("write"):
-            self.placed, self.weights = place_weights(
-                self.graph,
-                self.job.path,
-                self.staged.parent,
-                mode=options.weights.weights,
-                weights=options.weights.source,
-            )
-
-    def write(self, conditions: Sequence[SizeCondition]) -> documents.Hierarchy:
-        """Write the file and its documents, with the conditions of sizes under which the file is right."""
-        job, exported, stages = self.job, self.exported, self.job.stages
-        for model in (exported.model, self.graph):
-            record_conditions(model, conditions)
-        with stages("documents"):
-            settings = job.options.settings(exported, self.attempts, conditions)
-            self.described = steps.describe(
-                job.model, exported, self.before, self.tagged, name=job.name, settings=settings
-            )
-        with stages("write"):
-            steps.write_files(self.graph, self.placed, self.described.files, self.staged)
-        return self.described.hierarchy

@@ -14,12 +14,14 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import root_cause
+from modelexport.core.timed_stages import Stages
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
 from modelexport.exporting.constant_folding import fold_packed, fold_quantized
+from modelexport.exporting.front_end_choice import Attempt
 from modelexport.exporting.graph_passes import finish, optimize_graph
 from modelexport.exporting.markdown_report import report_path
-from modelexport.exporting.options import GraphOptions, TagOptions
+from modelexport.exporting.options import GraphOptions, Options, TagOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.files.onnx_models import record_documents, save_with_references
 from modelexport.files.protobuf_writing import Tensors
@@ -32,6 +34,7 @@ from modelexport.graph.kept_outputs import record_exposed
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.parameter_plans import record_state_dict
+from modelexport.graph.size_conditions import SizeCondition, record_conditions
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.undetermined_ranks import forget_undetermined_ranks
 from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
@@ -53,6 +56,7 @@ from modelexport.weights.entries_of_initializers import (
     state_dict_entries,
     with_initializers,
 )
+from modelexport.weights.linked_copied_embedded import place_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -264,3 +268,49 @@ def list_files(staged: Path, path: Path, dag_dir: Path | None, *, report: bool) 
     """
     files = {*staged.parent.iterdir(), *([report_path(staged)] if report else [])}
     return [*(path.parent / file.name for file in sorted(files)), *([dag_dir] if dag_dir is not None else [])]
+
+
+@dataclass
+class StagedExport:
+    """The files of an export in their staging folder: the weights once, the graph and its documents by each `write`."""
+
+    model: nn.Module
+    exported: Exported
+    before: Unoptimized
+    tagged: Tagged
+    attempts: Sequence[Attempt]
+    options: Options
+    stages: Stages
+    path: Path
+    """Where the file will be moved."""
+    staged: Path
+    """Where it is written."""
+    name: str | None
+    """The model's name in the documents."""
+
+    def __post_init__(self) -> None:
+        with self.stages("encoding"):
+            self.functions = encode(self.exported.model, self.tagged.tags, self.options.tags.tags_as)
+        self.graph = self.functions.model if self.functions else self.exported.model
+        asked = self.options.weights
+        with self.stages("write"):
+            self.placed, self.weights = place_weights(
+                self.graph, self.path, self.staged.parent, mode=asked.weights, weights=asked.source
+            )
+
+    @property
+    def asks_for_values(self) -> bool:
+        """Whether the model asks for values; the file is then compared on other inputs, too."""
+        return self.exported.answered or any(attempt.asks_for_values for attempt in self.attempts)
+
+    def write(self, conditions: Sequence[SizeCondition]) -> None:
+        """Write the file and its documents, with the conditions of sizes under which the file is right."""
+        for model in (self.exported.model, self.graph):
+            record_conditions(model, conditions)
+        with self.stages("documents"):
+            settings = self.options.settings(self.exported, self.attempts, conditions)
+            self.described = describe(
+                self.model, self.exported, self.before, self.tagged, name=self.name, settings=settings
+            )
+        with self.stages("write"):
+            write_files(self.graph, self.placed, self.described.files, self.staged)
