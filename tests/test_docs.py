@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
 import modelexport
 from modelexport.capture.patches import TABLE
 from modelexport.cli.command_parsers import app
+from modelexport.format.package_manifest import UNFINISHED, Generation, Manifest, PartEntry, Start
+from modelexport.packages.package_kinds import package_kinds
 from pictures import IMAGES, TERMINALS
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +111,14 @@ def test_the_export_page_has_every_option_of_export() -> None:
     assert {option for option in options if option not in page} == set()
 
 
+def test_the_format_page_has_every_key_of_the_manifest_and_every_kind_of_packages() -> None:
+    _, _, section = (ROOT / "docs" / "format.md").read_text().partition("## `modelexport.json`")
+    entries = (Manifest, PartEntry, Start, Generation)
+    fields = {field.encode_name for entry in entries for field in msgspec.structs.fields(entry)}
+    kinds = {kind.name for kind in package_kinds()} | {"stages", UNFINISHED}
+    assert {name for name in fields | kinds if f"`{name}`" not in section} == set()
+
+
 def test_the_architecture_page_has_every_room_in_the_order_that_lint_checks() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "src" / "modelexport"
@@ -136,14 +147,13 @@ def test_every_name_that_the_architecture_page_says_is_in_a_file_is_there() -> N
     page = (ROOT / "docs" / "architecture.md").read_text()
     names = r"(?:`[\w.]+`(?:, | and ))*`[\w.]+`"
     places = re.findall(rf"({names}) (?:of|in) `((?:\w+/)*\w+\.py)`", page)
+    stored = {file: (ROOT if file.startswith("tests/") else SOURCE / "modelexport") / file for _, file in places}
+    trees = {file: ast.parse(path.read_text()) for file, path in stored.items()}
+    named = {(name, file) for joined, file in places for name in re.findall(r"[\w.]+(?=`)", joined)}
+    assert named
     assert [
-        (name, file)
-        for joined, file in places
-        for name in re.findall(r"[\w.]+(?=`)", joined)
-        if not name.endswith(".py")
-        and not is_there(name.split("."), ast.parse((SOURCE / "modelexport" / file).read_text()))
+        (name, file) for name, file in named if name[-3:] != ".py" and not is_there(name.split("."), trees[file])
     ] == []
-    assert places
 
 
 def test_the_architecture_page_lists_each_private_name_of_another_package_beside_its_file() -> None:

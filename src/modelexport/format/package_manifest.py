@@ -87,7 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     format_version: str
     kind: str
-    """``generate``, ``pipeline``, ``stages``, ``whole``, one that another package adds, or ``unfinished``."""
+    """``generate``, ``pipeline``, ``parts``, ``stages``, ``whole``, one that another package adds, or
+    ``unfinished``."""
     parts: list[PartEntry]
     weights: list[str]
     """Relative to the folder."""
