@@ -79,7 +79,7 @@ def test_no_command_that_takes_selectors_is_left_out() -> None:
         for parameter in command.params
         if "SELECTOR" in (parameter.metavar or "")
     }
-    # Modules of a model, in tests/exporting/test_expose.py, and selectors with a number, in tests/torch_source.
+    # Modules of a model, in tests/exporting/test_expose.py, and selectors with a number, in tests/tools/to_torch.
     assert found - {"export", "to-torch"} == set(COMMANDS)
 
 
