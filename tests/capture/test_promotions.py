@@ -68,6 +68,16 @@ def test_reductions_leave_in_the_type_of_the_model(name: str, half: torch.dtype,
             torch.testing.assert_close(value.detach(), torch.tensor(made), atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_a_result_that_the_exporter_of_traces_has_in_float32_leaves_in_the_type_of_the_model(
+    half: torch.dtype, tmp_path: Path
+) -> None:
+    model = Returns(lambda x: torch.addcmul(x, x, x, value=0.3)).to(half).eval()
+    export(model, (torch.randn(3, 4, dtype=half),), tmp_path / "x.onnx", frontend="torchscript", check=False)
+    types = {output.type.tensor_type.elem_type for output in onnx.load(tmp_path / "x.onnx").graph.output}
+    assert types == {getattr(onnx.TensorProto, str(half)[6:].upper())}
+
+
 def test_the_boundaries_of_a_call_are_after_the_conversion() -> None:
     model = Returns(FUNCTIONS["sum"]).half().eval()
     captured = capture_by_dynamo(model, (torch.randn(3, 4).half(),))

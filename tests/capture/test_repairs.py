@@ -182,6 +182,10 @@ TRACED: dict[str, Callable[..., Any]] = {
     ),
     "sums of conditions": lambda t, x: ((x > 0).cumsum(-1), torch.cumsum(x, 1)),
     "far below zero": lambda t, x: F.logsigmoid(x * 80),
+    "cosines of small and of large vectors": lambda t, x: [
+        *(F.cosine_similarity(x * size, x.flip(-1) * size) for size in (1e-6, 1e12)),
+        nn.CosineSimilarity(2, eps=2.0)(x, x[:1] + 1),
+    ],
     "certain choices": lambda t, x: (
         torch.bernoulli((x > 0).float(), out=torch.empty_like(x)),
         x.clone().bernoulli_(1.0),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from graph_texts import written
-from modelexport import ModelExportError, to_torch, verify, verify_against
+from modelexport import ModelExportError, export, to_torch, verify, verify_against
 from modelexport.packages.stage_runs import verify_stages
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
@@ -147,3 +147,16 @@ def test_a_tool_writes_nothing_wrong_and_names_the_optimizer(tmp_path: Path) -> 
     assert not (tmp_path / "o.onnx").exists()
     plain = run_session(open_session(tmp_path / "f.onnx"), file.inputs)["y"]
     assert np.allclose(plain, file.right, atol=1e-4)
+
+
+def test_an_output_of_another_type_is_told_where_onnx_runtime_does_not_run_the_file(tmp_path: Path) -> None:
+    """Its CPU provider has no Gemm for bfloat16."""
+    model, x = torch.nn.Linear(4, 4).bfloat16().eval(), torch.randn(2, 4).bfloat16()
+    export(model, (x,), tmp_path / "f.onnx", frontend="torchscript")
+    proto = onnx.load(tmp_path / "f.onnx")
+    (output,) = proto.graph.output
+    proto.graph.node.append(onnx.helper.make_node("Cast", [output.name], ["wide"], to=onnx.TensorProto.FLOAT))
+    output.name, output.type.tensor_type.elem_type = "wide", onnx.TensorProto.FLOAT
+    onnx.save(proto, tmp_path / "f.onnx")
+    (found,) = verify(model, (x,), tmp_path / "f.onnx").outputs
+    assert found.reason == "expected bfloat16[2, 4], got float32[2, 4]"

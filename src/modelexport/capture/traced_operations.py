@@ -44,7 +44,8 @@ def marking_operations(translate: Callable[..., Any]) -> Callable[..., Any]:
 
 def read_operations(model: ir.Model) -> None:
     """Read the marks of the nodes, and remove them. The exporter inserts conversions, and converts numbers itself: such
-    a node is of the operation that uses it. A result that the exporter has in float32 is rounded to its type.
+    a node is of the operation that uses it. A result that the exporter has in float32 is rounded to its type, and has
+    this type as an output of the graph.
     """
     for node in reversed(list(all_nodes(model))):
         mark, numbers, dtype = (node.attributes.pop(name, None) for name in (_OPERATION, _NUMBERS, _TYPE))
@@ -54,7 +55,9 @@ def read_operations(model: ir.Model) -> None:
         elif node.op_type in ("Cast", "Constant") and len(users) == 1 and None not in users:
             node.meta[OPERATION] = users.pop()
         if dtype is not None and node.outputs[0].dtype is ir.DataType.FLOAT:
-            round_to(ir.DataType(dtype.as_int()), node.outputs[0], node)
+            rounded, wide = round_to(ir.DataType(dtype.as_int()), node.outputs[0], node)
+            outputs = model.graph.outputs
+            outputs[:] = [rounded if output is wide else output for output in outputs]
         floats = numbers.as_floats() if numbers is not None else ()
         for index, value in enumerate(node.inputs):
             if value is not None and (exact := _number_before_rounding(value, floats)) is not None:

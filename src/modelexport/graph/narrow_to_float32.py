@@ -107,14 +107,19 @@ def _widen_attributes(node: ir.Node, narrow: Sequence[ir.DataType]) -> None:
             node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
 
 
-def round_to(dtype: ir.DataType, value: ir.Value, node: ir.Node) -> None:
-    """Put the rounding of a value behind its node; the rounded one gets its name, users and place among the outputs."""
+def round_to(dtype: ir.DataType, value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """Put the rounding of a value behind its node; the rounded one gets its name, users and place among the outputs.
+
+    Returns:
+        The rounded value in its type, and in float32.
+    """
     name = value.name or ""
     down = cast(value, dtype, f"{name}.narrow", node)
     up = cast(down.outputs[0], ir.DataType.FLOAT, name, node)
     graph_of(node).insert_after(node, [down, up])
     put_in_place_of(value, up.outputs[0], down)
     value.name = f"{name}.wide"
+    return down.outputs[0], up.outputs[0]
 
 
 def cast(value: ir.Value, dtype: ir.DataType, name: str, beside: ir.Node) -> ir.Node:

@@ -232,6 +232,14 @@ def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.any(input != 0, *args, **kwargs)
 
 
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """``torch.cosine_similarity``: the exporter compares the product of both norms with ``eps``, and their squares
+    overflow.
+    """
+    first, second = (x / torch.linalg.vector_norm(x, 2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))
+    return (first * second).sum(dim)
+
+
 TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli), drawn_below),
     torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
@@ -244,6 +252,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
         (torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), rounded_once(special_functions.angle)
     ),
     **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
+    torch.cosine_similarity: cosine_similarity,
     torch.diff: difference,
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
