@@ -290,7 +290,8 @@ def test_a_formula_is_not_executed() -> None:
         ("(((n**9)**9)**9)**9", None),
         ("n % 0", None),
         ("n - 6", None),
-        ("n/n", None),
+        ("n/n", 1),
+        ("n < 6", None),
         ("m", None),
         ("True", None),
     ],
@@ -303,14 +304,23 @@ def test_a_size_is_computed_without_rounding() -> None:
     assert evaluated_size("floor(n/3 - 1/3) + 1", {"n": 13}) == 5
 
 
-@pytest.mark.parametrize("name", ["x and y", "not x", "a < b", "batch-size", "min", "enc/fc_dim_0"])
+@pytest.mark.parametrize("name", ["x and y", "not x", "a < b", "batch-size", "q-len", "x-axis", "min", "enc/fc_dim_0"])
 def test_the_name_of_an_axis_is_not_taken_for_a_formula(name: str) -> None:
-    assert symbols_in(name) == [name]
+    assert symbols_in(name, ["len", "size", "x", "b"]) == [name]
+    assert put_size(name, {"len": "3", "size": "4", "axis": "5", "fc_dim_0": "6"}) == name
 
 
 @pytest.mark.parametrize("formula", ["(h-k)//2 + 1", "2*h-k", "h - k"])
 def test_a_formula_without_spaces_is_not_taken_for_a_name(formula: str) -> None:
     assert sorted(symbols_in(formula)) == ["h", "k"]
+
+
+@pytest.mark.parametrize("formula", ["h-k", "h/k", "total_length-past_length"])
+def test_words_with_a_hyphen_or_a_slash_are_a_formula_if_each_is_the_size_of_an_axis(formula: str) -> None:
+    names = re.findall(r"\w+", formula)
+    assert symbols_in(formula, names) == names
+    assert symbols_in(formula, names[:1]) == [formula]
+    assert evaluated_size(formula, dict(zip(names, (12, 4), strict=True))) == (3 if "/" in formula else 8)
 
 
 def test_a_size_that_is_not_a_number_stays_text() -> None:

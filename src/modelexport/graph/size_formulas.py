@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 from functools import cache, reduce
 from types import CodeType
@@ -19,8 +19,8 @@ import numpy as np
 from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 
 SIZE_LIMIT = 10**SIZE_DIGITS
-_NAME = re.compile(r"[^/]/ ?[A-Za-z_]|^[A-Za-z_]\w*[A-Za-z_](-[A-Za-z_]\w*)+$")
-"""A name with slashes, as TorchScript's are, or of words and hyphens: ``batch-size``, not ``(h-k)//2`` or ``s0-s1``."""
+_NAME = re.compile(r"(?=.*[-/] ?[A-Za-z_])[A-Za-z_]\w*([-/] ?\w+)+")
+"""Words joined by hyphens or slashes: ``batch-size``, TorchScript's names, or a difference, a quotient of sizes."""
 _TRUTH = (ast.Compare, ast.BoolOp, ast.Not)
 """What gives no size, so that a size with it is a name: ``height and width``."""
 NOT_EVALUATED = (
@@ -45,26 +45,33 @@ def evaluated(formula: str, sizes: Mapping[str, Any], *, exact: bool = False) ->
 
 def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
     """A size as a number; ``None`` if a symbol in it has no size, or it is not a size."""
-    if text in sizes or text in (names := symbols_in(text)):
-        return sizes.get(text)
+    if text in sizes:
+        return sizes[text]
     try:
+        names = names_in(text) if len(text) <= FORMULA_CHARACTERS else (text,)
         number = evaluated(text, {name: Fraction(sizes[name]) for name in names}, exact=True)
-        return int(number) if number == int(number) and 0 <= number < SIZE_LIMIT else None
+        is_size = type(number) is not bool and number == int(number) and 0 <= number < SIZE_LIMIT
+        return int(number) if is_size else None
     except NOT_EVALUATED:
         return None
 
 
-def symbols_in(text: str) -> list[str]:
-    """The symbols in a size: a name, or those of a formula."""
+def symbols_in(text: str, declared: Collection[str] = ()) -> list[str]:
+    """The symbols in a size: a name, or those of a formula.
+
+    Args:
+        declared: The names that are sizes of other axes: ``q-len`` is a difference if ``q`` and ``len`` are among them.
+    """
     try:
-        if len(text) > FORMULA_CHARACTERS or text.isidentifier() or _NAME.search(text) is not None:
+        if len(text) > FORMULA_CHARACTERS or text.isidentifier():
             return [text]
         _compiled(text)
         if any(isinstance(node, _TRUTH) for node in ast.walk(ast.parse(text, mode="eval"))):
             return [text]
     except NOT_EVALUATED:
         return [text]
-    return [*names_in(text)]
+    names = [*names_in(text)]
+    return [text] if _NAME.fullmatch(text) and not {*declared}.issuperset(names) else names
 
 
 @cache

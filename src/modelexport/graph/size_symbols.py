@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from modelexport.graph.nodes import inputs_and_results, sizes_of
-from modelexport.graph.size_formulas import evaluated_size
+from modelexport.graph.size_formulas import evaluated_size, symbols_in
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _SUM = re.compile(rf"{SYMBOL.pattern}( \+ {SYMBOL.pattern})+")
@@ -19,7 +19,9 @@ def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
 
     A sum of symbols is in the order of their names: a capture has an order of its own, which differs between models.
     """
-    text = symbols.get(size) or SYMBOL.sub(lambda match: symbols.get(match[0], match[0]), size)
+    text = symbols.get(size, size)
+    if size not in symbols and symbols_in(size, symbols) != [size]:
+        text = SYMBOL.sub(lambda match: symbols.get(match[0], match[0]), size)
     if _SUM.fullmatch(text) and size not in symbols:
         return " + ".join(sorted(text.split(" + ")))
     if text.isdigit():

@@ -16,8 +16,8 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import all_nodes, required_inputs
 from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.graph.size_formulas import evaluated_size
-from modelexport.graph.size_symbols import SYMBOL
 from modelexport.runtime.sessions import run_session
+from modelexport.runtime.shapes import symbols_of_inputs
 
 _BOUNDS = (1000, 100, 10)
 """Upper bounds of integers, tried in turn (they may be indices into something of unknown size); then all are 1."""
@@ -161,10 +161,10 @@ def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tu
     def default(axis: int, rank: int) -> int:
         return first if not axis else last if axis == rank - 1 else middle
 
-    symbols: dict[str, int] = {}
+    names, symbols = symbols_of_inputs(model), dict[str, int]()
     for value in required_inputs(model):
         for axis, size in enumerate(value.shape or ()):
-            if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
+            if isinstance(size, ir.SymbolicDim) and size.value in names:
                 symbols.setdefault(size.value, default(axis, len(value.shape or ())))
     fits = fitting(conditions_of(model), symbols, symbols) or symbols
 

@@ -64,8 +64,9 @@ def elements(shape: Iterable[int]) -> int:
 
 def symbols_of_inputs(model: ir.Model) -> list[str]:
     """The names in the sizes of a model's inputs."""
-    sizes = (size for value in model.graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim))
-    return list(dict.fromkeys(name for size in sizes if size.value is not None for name in symbols_in(size.value)))
+    sizes = [size for value in model.graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
+    texts = [size.value for size in sizes if size.value is not None]
+    return list(dict.fromkeys(name for text in texts for name in symbols_in(text, texts)))
 
 
 def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shapes:
@@ -102,12 +103,13 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
         for name, dtype, dims in _inferred(model, known_sizes):
             keep(name, dims)
             types.setdefault(name, dtype)
-    used = {name for text in numbers for name in symbols_in(text)}
+    declared = {*symbols, *numbers}
+    used = {name for text in numbers for name in symbols_in(text, declared)}
     for name in known_sizes:
         if name not in symbols and name not in used:
             has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
             raise UsageError(f"the model has no dynamic axis '{name}'{suggest(name, symbols)}{has}")
-    left = {name for text, size in numbers.items() if size is None for name in symbols_in(text)}
+    left = {name for text, size in numbers.items() if size is None for name in symbols_in(text, declared)}
     computed = left.difference(symbols, known_sizes)
     return Shapes(known, types, tuple(name for name in symbols if name not in known_sizes), tuple(sorted(computed)))
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import conditions_of, fitting, larger
 from modelexport.graph.size_formulas import evaluated_size
-from modelexport.graph.size_symbols import SYMBOL
+from modelexport.runtime.shapes import symbols_of_inputs
 
 FACTORS = (4.0, -1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
 """Factors for numbers of both signs: as many as no usual size is a multiple of, and all of them exact in every type."""
@@ -65,11 +65,12 @@ def negated(_: str, array: Any) -> Any:
 def _resized(model: ir.Model, feeds: Mapping[str, Any], fixed: Collection[str]) -> Mapping[str, Any]:
     """Inputs whose dynamic axes are longer, as far as the conditions of the file allow; the same if none can be."""
     axes = {value.name or "": [str(size) for size in value.shape or ()] for value in required_inputs(model)}
+    symbols = symbols_of_inputs(model)
     before = {
         size: array.shape[axis]
         for name, array in feeds.items()
         for axis, size in enumerate(axes[name])
-        if SYMBOL.fullmatch(size)
+        if size in symbols
     }
     free = [symbol for symbol, size in before.items() if symbol not in fixed and size > 1]
     wanted = before | {symbol: larger(before[symbol]) for symbol in free}

@@ -128,9 +128,9 @@ def _number(size: int | str | None, sizes: Mapping[str, int]) -> int | None:
 
 def _solved(wanted: Mapping[str, int]) -> dict[str, int]:
     """The sizes of symbols for which formulas have the given values, where each formula adds one unknown symbol."""
-    sizes = {text: number for text, number in wanted.items() if symbols_in(text) == [text]}
+    sizes = {text: number for text, number in wanted.items() if symbols_in(text, wanted) == [text]}
     for text, number in wanted.items():
-        if len(unknown := set(symbols_in(text)) - sizes.keys()) == 1:
+        if len(unknown := set(symbols_in(text, wanted)) - sizes.keys()) == 1:
             start = {**sizes, **dict.fromkeys(unknown, 1)}
             found = fitting([SizeCondition(f"{text} == {number}")], start, unknown)
             if found is not None and evaluated_size(text, found) == number:
