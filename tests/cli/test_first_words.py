@@ -99,8 +99,9 @@ def test_what_is_nearly_right_is_offered(tmp_path: Path) -> None:
     assert "; did you mean 'export', 'report'? see" in run("exprt").stderr
     assert "; did you mean generate? there are" in run("export", "--parts", "generat", "-o", "x/").stderr
     assert "; did you mean --opset" in run("export", "--oppset", 3).stderr
-    assert "did you mean structure?" in run("compare", "a.onnx", "b.onnx", "--fail-on", "strcture").stderr
     (tmp_path / "bert.onnx").touch()
+    compared = "compare", "bert.onnx", "bert.onnx", "--fail-on", "strcture"
+    assert "did you mean structure?" in run(*compared, cwd=tmp_path).stderr
     assert run("tree", "berd.onnx", cwd=tmp_path).stderr == (
         "modelexport: there is no file berd.onnx; did you mean bert.onnx?\n"
     )
@@ -168,7 +169,7 @@ def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_tha
     (folder := tmp_path / "package").mkdir()
     for changing in (
         ["quantize", folder, "--to", "int8-dynamic"],
-        ["update-weights", folder, "w.safetensors"],
+        ["update-weights", folder, source],
         ["retag", folder, "--from", folder],
     ):
         done = run(*changing, "-o", "q.onnx", cwd=tmp_path)

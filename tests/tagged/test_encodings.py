@@ -425,9 +425,9 @@ def test_the_command_says_that_the_runtime_refuses_attributes_and_strip_is_the_w
 
 def test_the_wrong_encoding_is_said_in_one_line_and_nothing_is_written(exported: Exporter, tmp_path: Path) -> None:
     flat = exported("blocks").path
-    with pytest.raises(errors.UsageError, match="encoding 'metadata', not 'functions': there is nothing to inline"):
+    with pytest.raises(errors.UsageError, match="its tags as metadata: there is nothing to inline"):
         inline(flat, tmp_path / "out.onnx")
-    with pytest.raises(errors.UsageError, match="encoding 'metadata', not 'attributes': there is nothing to strip"):
+    with pytest.raises(errors.UsageError, match="its tags as metadata: there is nothing to strip"):
         strip(flat, tmp_path / "out.onnx")
     with pytest.raises(errors.OutputError, match="no folder"):
         inline(flat, tmp_path / "missing" / "out.onnx")

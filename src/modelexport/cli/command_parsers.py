@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from modelexport.cli.command_list import COMMANDS, introduction, overview
-from modelexport.cli.overwrite_guard import FOLLOW, MARKS, ReadMark, WrittenMark, guarded
+from modelexport.cli.overwrite_guard import FOLLOW, MARKS, ReadMark, WrittenMark, check_read_paths, guarded
 from modelexport.core.checked_arguments import fits
 from modelexport.core.declared_options import Declared, declared, heading
 from modelexport.core.missing_extras import missing_extra
@@ -57,6 +57,7 @@ def with_declared_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
+        check_read_paths(marks, values)
         with guarded(marks, values) if writes else contextlib.nullcontext():
             arguments = {name: _value_of_option(name, field.default, values) for name, field in fields.items()}
             command(**arguments, **{name: _group_of_values(default, values) for name, default in groups.items()})

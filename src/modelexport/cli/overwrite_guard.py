@@ -74,6 +74,17 @@ MARKS = {
 """The words of a declared option for what it names."""
 
 
+def check_read_paths(marks: Mapping[str, ReadMark | WrittenMark], values: Mapping[str, Any]) -> None:
+    """Refuse files that are not there, also those that the command would not come to read."""
+    from modelexport.files.regular_files import check_exists
+
+    for name, mark in marks.items():
+        given = values[name] if isinstance(values[name], list) else [values[name]]
+        for path in given if isinstance(mark, ReadMark) else ():
+            if isinstance(path, Path):
+                check_exists(path)
+
+
 @contextlib.contextmanager
 def guarded(marks: Mapping[str, ReadMark | WrittenMark], values: dict[str, Any]) -> Iterator[None]:
     """Refuse unsuitable outputs before a command begins; inside the block, no file that it reads can be replaced.

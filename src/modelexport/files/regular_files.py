@@ -26,10 +26,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
-            if _MODEL.fullmatch(str(path)):
-                export = f"export it first: modelexport export {path} -o OUT.onnx"
-                raise FileFormatError(f"{path} is a model, not a file: {export}") from error
-            raise FileFormatError(f"there is no file {path}{_near(path)}") from error
+            raise _missing(path) from error
         raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -37,6 +34,18 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         raise FileFormatError(f"{path} is not a regular file but {_kind(mode)}: give a file")
     with os.fdopen(descriptor, "rb") as file:
         yield file
+
+
+def check_exists(path: Path) -> None:
+    """Refuse a path at which there is nothing."""
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
+        raise _missing(path)
+
+
+def _missing(path: Path) -> FileFormatError:
+    if _MODEL.fullmatch(str(path)):
+        return FileFormatError(f"{path} is a model, not a file: export it first: modelexport export {path} -o OUT.onnx")
+    return FileFormatError(f"there is no file {path}{_near(path)}")
 
 
 def _near(path: Path) -> str:

@@ -29,7 +29,7 @@ def strip(path: Source, output: str | Path) -> None:
         OutputError: ``output`` cannot be written.
         UsageError: ``path`` does not hold its tags as attributes.
     """
-    _rewrite(as_path(path), Path(output), "attributes", "nothing to strip")
+    _rewrite(as_path(path), Path(output), "attributes", "tags as attributes of nodes", "strip")
 
 
 def inline(path: Source, output: str | Path) -> None:
@@ -42,7 +42,7 @@ def inline(path: Source, output: str | Path) -> None:
         OutputError: ``output`` cannot be written.
         UsageError: ``path`` has no functions of modules.
     """
-    _rewrite(as_path(path), Path(output), "functions", "nothing to inline")
+    _rewrite(as_path(path), Path(output), "functions", "functions with tags", "inline")
 
 
 @contextlib.contextmanager
@@ -77,10 +77,11 @@ def flat_file(tagged: file.TaggedFile, folder: Path, *, links: bool) -> Path:
     return copy
 
 
-def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
+def _rewrite(path: Path, output: Path, encoding: str, needed: str, verb: str) -> None:
     check_writable(output, [path])
     tagged = file.read_tagged(path)
     if tagged.encoding != encoding:
-        raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")
+        found = "no tags" if tagged.found_calls is not None else f"its tags as {tagged.encoding}"
+        raise UsageError(f"{path} has {found}: there is nothing to {verb}, which takes a file with {needed}")
     with checked_and_written(output.parent, [path]) as staging:
         save_model(encoded(tagged.model, tagged.call_tags), staging / output.name)

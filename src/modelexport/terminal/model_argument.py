@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modelexport.core.declared_options import option
+from modelexport.errors import UsageError
 from modelexport.files.named_models import check_named
 
 
@@ -33,6 +34,11 @@ class Loading:
     def asked(self) -> bool:
         """Whether anything was given that only a model needs."""
         return self != Loading(seed=self.seed)
+
+    def check(self, model: str | None, option: str) -> None:
+        """Refuse what only a model needs without the option that gives one."""
+        if model is None and self.asked:
+            raise UsageError(f"--model-class, --dtype, --bare and --trust-remote-code go with {option}")
 
 
 @dataclass(frozen=True)

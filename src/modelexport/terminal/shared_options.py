@@ -65,6 +65,12 @@ def device_text(provider: str, through: str | None) -> str:
     return provider if through is None else f"{provider} through {through}"
 
 
+def check_processor(data: Path | None, processor: Path | None) -> None:
+    """Refuse a processor without data, which would have no effect."""
+    if processor is not None and data is None:
+        raise UsageError("--processor goes with --data")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CalibrationData:
     """Inputs to measure with"""
@@ -75,6 +81,9 @@ class CalibrationData:
     processor: Path | None = option(
         None, "The folder of tokenizer.json, if it is not next to FILE.", metavar="FOLDER", file="read"
     )
+
+    def __post_init__(self) -> None:
+        check_processor(self.data, self.processor)
 
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kMG]i?)?B?")

@@ -230,7 +230,8 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
     inputs = required_inputs(model)
     wanted = [value for value in inputs if value.shape is not None and len(value.shape) == 4]
     if len(inputs) != 1 or not wanted:
-        raise InputsError(f"the model takes {first_few(v.name for v in inputs)}, and {folder} has images: give arrays")
+        takes = first_few(value.name for value in inputs)
+        raise InputsError(f"{folder} is a folder, which is read as images, and the model takes {takes}: give arrays")
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

@@ -315,7 +315,7 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
         (("values", file, "--through", "''"), "--through is empty"),
         (("verify", file, "--limit", "3", "--fresh"), "--limit and --fresh are for FILE alone on a device"),
         (("verify", file, "--against", file, "--limit", "3"), "--limit and --fresh are for FILE alone on a device"),
-        ((*quantizes, "--device", "cpu"), "--device, --through and --jobs are for a search"),
+        ((*quantizes, "--device", "cpu"), "--metric, --compare, --device, --through, --jobs are for a search"),
     ):
         refused = run(*wrong)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

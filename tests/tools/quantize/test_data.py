@@ -154,7 +154,7 @@ def arrays(**values: Any) -> Write:
         (text('{"x": [[1, 2, 3]]}\n{"x": '), FEATURES, "line 2 of .* is not an object of inputs by name"),
         (text("a cat", "some.txt"), TOKENS, "is text, and there is no tokenizer.json in .*: name its folder"),
         (text("\n \n", "empty.jsonl"), FEATURES, "has no inputs for the model"),
-        (lambda folder: folder, TOKENS, "has images: give arrays"),
+        (lambda folder: folder, TOKENS, "is a folder, which is read as images, and the model takes input_ids"),
         (lambda folder: folder / "nothing.npz", FEATURES, "there is no file"),
     ],
 )

@@ -38,7 +38,8 @@ def update_weights(
     if weights is None:
         raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     if weights.suffix == ".onnx":
-        raise UsageError(f"{weights} is a model, not weights: give update-weights {weights} {file}")
+        swapped = f"update-weights {weights} {file}" if file.suffix == ".safetensors" else "a .safetensors file"
+        raise UsageError(f"{weights} is a model, not weights: give {swapped}")
     result = (update_package if file.is_dir() else run)(file, weights, output, strict=strict)
     text = (
         f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "

@@ -14,7 +14,7 @@ from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.result_display import Report
 from modelexport.core.tags import CallFacts, RecordedTags
-from modelexport.errors import InputsError
+from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import set_owner
 from modelexport.graph.nodes import required_inputs
@@ -101,6 +101,8 @@ def check_changes(
         FileFormatError: A file is missing or not ONNX.
         UsageError: ONNX Runtime cannot run one of them, or a selector matches nothing.
     """
+    if inputs is not None and "outputs" not in fail_on:
+        raise UsageError("inputs are for the outputs: give --fail-on outputs, or --data to compare numbers by module")
     first_file, second_file = read_tagged(first), read_tagged(second)
     costs = _costs(first_file, second_file) if "cost" in fail_on else None
     files, notes = _with_equal_calls(first_file, second_file)

@@ -100,8 +100,6 @@ def compare_numbers(
     """Run both files on the same inputs, and show what each module of the second loses."""
     if running.as_csv and as_json:
         raise UsageError("give --csv or --json, not both")
-    if measured.data is None and measured.processor is not None:
-        raise UsageError("--processor goes with --data")
     folders = [path for path in (first, second) if path.is_dir()]
     if folders and (running.as_csv or running.html is not None):
         raise UsageError(f"{folders[0]} is a folder: --csv and --html go with a file")

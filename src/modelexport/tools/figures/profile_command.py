@@ -58,6 +58,7 @@ def profile(
 
     compared = beside.against is not None or beside.against_torch is not None
     shown.check((*columns.PROFILE, columns.AGAINST, columns.RATIO) if compared else columns.PROFILE)
+    loading.check(beside.against_torch, "--against-torch")
     if beside.against is not None and beside.against_torch is not None:
         raise UsageError("give --against or --against-torch, not both")
     if beside.against_torch is not None and file.is_dir():

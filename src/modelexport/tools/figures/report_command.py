@@ -8,8 +8,9 @@ from pathlib import Path
 
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
+from modelexport.runtime import CPU
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
+from modelexport.terminal.shared_options import DEVICE, FILE_OR_FOLDER, check_processor, parsed_sizes
 from modelexport.terminal.table_options import SIZE
 
 
@@ -50,6 +51,11 @@ def report(
         raise UsageError(
             f"ONNX Runtime has no times of nodes on {device}: `modelexport profile --device` cuts calls out"
         )
+    if provider != CPU and not profiled:
+        raise UsageError("--device is where times are measured: give --profile")
+    if ranges.data is not None and not ranges.with_values:
+        raise UsageError("--data are for the ranges of values: give --values")
+    check_processor(ranges.data, ranges.processor)
     if ranges.data is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --data with one of its parts")
     if against is not None and file.is_dir():

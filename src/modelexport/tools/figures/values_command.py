@@ -13,7 +13,7 @@ from modelexport.core.declared_options import option
 from modelexport.runtime.devices import CPU
 from modelexport.terminal.model_argument import Loading, ModelChoice
 from modelexport.terminal.progress import stages_on_line
-from modelexport.terminal.shared_options import FILE_OR_FOLDER, THROUGH, device_text, parsed_sizes
+from modelexport.terminal.shared_options import FILE_OR_FOLDER, THROUGH, check_processor, device_text, parsed_sizes
 from modelexport.terminal.table_options import ONLY, SIZE, TableOptions, show
 
 
@@ -57,6 +57,8 @@ def values(
     from modelexport.tools.figures.values import values as measured_values
 
     shown.check(columns.VALUES)
+    check_processor(how.data, how.processor)
+    loading.check(model, "--model")
     stages = stages_on_line()
     ranges: Any = None
     given: Any = how.data

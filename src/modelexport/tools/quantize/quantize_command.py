@@ -98,8 +98,8 @@ def quantize(
     if bounds.within is not None or bounds.budget is not None:
         _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
         return
-    if (bounds.provider, bounds.through, bounds.jobs) != (Within.provider, None, None):
-        raise UsageError("--device, --through and --jobs are for a search: give --within or --budget")
+    if dataclasses.replace(bounds, least=Within.least) != Within():
+        raise UsageError("--metric, --compare, --device, --through, --jobs are for a search: give --within or --budget")
     if len(rules.to) > 1:
         raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
     how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
@@ -120,6 +120,8 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
 
     if rules.recipe is not None:
         raise UsageError("a recipe says which method a module gets: give --recipe, or --within or --budget")
+    if bounds.within is not None and bounds.metric != Within.metric:
+        raise UsageError("--metric goes with --budget: the bound of --within begins with its own")
     if how["data"] is None:
         raise UsageError("a search measures errors on inputs like those that the model will get: give --data")
     how |= dataclasses.asdict(bounds)
