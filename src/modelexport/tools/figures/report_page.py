@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.text import plural
-from modelexport.files.replaceable_files import check_writable
 from modelexport.graph.node_owners import owner_of
-from modelexport.packages.measured_parts import DECODE, common_sizes, cost_parts, profile_parts
+from modelexport.packages.measured_parts import DECODE, common_sizes, profile_parts, uses_of
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.saturating_products import saturation_notes
 from modelexport.tables import columns
@@ -25,7 +24,6 @@ from modelexport.tables.side_by_side import cost_against
 from modelexport.tables.table import Table
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.package import files_of
 from modelexport.tools import function_of_option
 from modelexport.tools.figures.values import FileValues, values
 from modelexport.traces.array_differences import SAID
@@ -71,18 +69,16 @@ def write_report_page(
         OutputError: The page cannot be written.
         UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """
-    check_writable(output, alone=True)
-    files = files_of(path)
-    sizes = sizes or {}
+    path, sizes, verified = Path(path), sizes or {}, verified or {}
     if against is not None:
         sizes = common_sizes(path, against, sizes)
-    tables = cost_parts(path, sizes)
+    uses = uses_of(path, sizes)
+    tables = {name: use.named(cost(use.tagged, use.sizes), path) for name, use in uses.items()}
     times = profile_parts(path, sizes=sizes, provider=provider, against=against) if profiled else {}
     pages = []
     for name, table in tables.items():
-        # A part that takes prompts and single tokens alike is there twice.
-        tagged = read_tagged(files.get(name) or files[DECODE])
-        known = (verified or {}).get(name if name in files else DECODE)
+        tagged = uses[name].tagged
+        known = verified.get(name, verified.get(DECODE))  # a part that takes prompts and single tokens is there twice
         computed = values(tagged, data, processor=processor) if with_values or data is not None else None
         pages.append(_page(name, table, tagged, times.get(name), against, known, computed))
     write_page(output, *pages)
