@@ -15,6 +15,10 @@ from modelexport import export, verify
 from modelexport.capture.repairs import attention
 from modelexport.errors import CheckError
 from modelexport.exporting.front_end_choice import first_that_passes
+from modelexport.exporting.output_checks import check_outputs
+from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.tagged.file import read_tagged
+from modelexport.verify.model_and_file import ModelAndFile, ModelRuns
 
 
 class Otherwise(nn.Module):
@@ -42,6 +46,17 @@ def test_a_right_file_passes(tmp_path: Path) -> None:
     assert result.check.largest < 1e-5
     assert not result.attempts
     assert not result.messages  # such as one of a translation that PyTorch does not understand
+
+
+def test_a_node_that_was_given_to_another_call_is_told_and_fails_no_check(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
+    export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    tagged = read_tagged(tmp_path / "m.onnx")
+    first, last = (node for node in tagged.nodes if node.op_type == "Gemm")
+    set_owner(first, owner_of(last))
+    check = check_outputs(ModelAndFile.of(ModelRuns(model), (X,), tagged), (X,), tmp_path / "m.onnx")
+    told = f"1 node may be of another call; the first is {first.name}, given to 2: "
+    assert (check.status, check.reason[: len(told)]) == ("passed", told)
 
 
 def test_a_wrong_file_makes_auto_take_the_next_front_end(tmp_path: Path) -> None:
