@@ -38,6 +38,7 @@ from modelexport.graph.parameter_plans import record_plan
 from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.runtime import sessions
 from modelexport.tagged_model import load
 from modelexport.tools.optimizers.optimize_tools import optimize_file
 from modelexport.verify.sampled_calls import verify_sample
@@ -178,6 +179,20 @@ def test_a_model_in_the_folder_of_its_weights_is_linked_to_them_where_they_are(l
     for file in (checkpoints / "llama").iterdir():
         assert (linked / file.name).read_bytes() == file.read_bytes()
     onnx.checker.check_model(linked / "model.onnx", full_check=True)
+
+
+def test_a_file_with_weights_beside_it_is_read_once_before_the_runtime_opens_it(
+    linked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def load(path: Path) -> ir.Model:
+        read.append(path)
+        return load_onnx(path)
+
+    monkeypatch.setattr(sessions, "load_onnx", load)
+    sessions.open_session(linked / "model.onnx", optimized=True)
+    assert read == [linked / "model.onnx"]
 
 
 def test_the_folder_can_be_moved_as_a_whole(linked: Path, checkpoints: Path) -> None:

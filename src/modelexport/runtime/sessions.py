@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -120,9 +120,9 @@ def session_options(level: Level, *devices: str | Device) -> onnxruntime.Session
 
 def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     """A session for a file."""
-    _check_weights_beside(path)
+    arguments = _safe_arguments(path, options)
     try:
-        return onnxruntime.InferenceSession(path, options, **NO_FALLBACK, **_left_out(path, options))
+        return onnxruntime.InferenceSession(path, options, **NO_FALLBACK, **arguments)
     except Exception as error:  # its exception types are not public
         raise RunError(f"ONNX Runtime cannot load {path}: {_reason_in(path, error)}") from error
 
@@ -140,20 +140,22 @@ def ends_the_process(model: ir.Model) -> bool:
     return False
 
 
-def _left_out(model: Path | ir.Model, options: onnxruntime.SessionOptions) -> dict[str, Any]:
-    """What a session is opened with so that none of the runtime's optimizers ends the process."""
-    if options.graph_optimization_level != _LEVELS["all"]:
-        return {}
-    with suppress(FileFormatError):  # of a file that only the runtime reads
-        if ends_the_process(load_onnx(model) if isinstance(model, Path) else model):
-            return {"disabled_optimizers": ["NchwcTransformer"]}
+def _safe_arguments(model: Path | ir.Model, options: onnxruntime.SessionOptions) -> dict[str, Any]:
+    """What a session is opened with so that none of the runtime's optimizers ends the process.
+
+    Raises:
+        FileFormatError: A weights file is missing, or has changed, which the runtime does not see.
+    """
+    checks = not isinstance(model, Path) or names_other_files(model)
+    optimizes = options.graph_optimization_level == _LEVELS["all"]
+    if checks or optimizes:
+        with nullcontext() if checks else suppress(FileFormatError):  # of a file that only the runtime reads
+            graph = load_onnx(model) if isinstance(model, Path) else model
+            if checks:
+                check_weights_files(graph)
+            if optimizes and ends_the_process(graph):
+                return {"disabled_optimizers": ["NchwcTransformer"]}
     return {}
-
-
-def _check_weights_beside(path: Path) -> None:
-    """Refuse a file whose weights are missing, in our words, or have changed, which the runtime does not see."""
-    if names_other_files(path):
-        check_weights_files(load_onnx(path))
 
 
 def _open_as_is(
@@ -167,16 +169,13 @@ def _open_as_is(
     if not runs_often:
         options.add_session_config_entry(_SPINNING, "0")
     options.add_session_config_entry(_ACCURACY_LEVEL_KEY, "0")
-    if not isinstance(model, Path):
-        check_weights_files(model)
-    else:
-        _check_weights_beside(model)
+    arguments = _safe_arguments(model, options)
     try:
         if isinstance(model, Path):
-            session = Session(model, options, **NO_FALLBACK, **_left_out(model, options))
+            session = Session(model, options, **NO_FALLBACK, **arguments)
         else:
             shared = find_device(provider).provider == CPU and not optimized
-            session = _open_in_memory(model, folder, options, shared=shared)
+            session = _open_in_memory(model, folder, options, shared=shared, **arguments)
         if any("bfloat16" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
             raise TypeError(f"{NO_BFLOAT16}, of which an input or an output is")
     except UsageError:  # of its weights files
@@ -207,7 +206,7 @@ _NAMED_NODE = re.compile(r"Name:'([^']+)'|[Nn]ode ?\(([^)]+)\)")
 
 
 def _open_in_memory(
-    model: ir.Model, folder: Path | None, options: onnxruntime.SessionOptions, *, shared: bool
+    model: ir.Model, folder: Path | None, options: onnxruntime.SessionOptions, *, shared: bool, **arguments: Any
 ) -> Session:
     """A session for a model in memory, to which its large weights are passed.
 
@@ -215,6 +214,7 @@ def _open_in_memory(
         folder: The folder of the external data.
         shared: The runtime uses the floating-point weights where they are. Its optimizer would read them from their
             file, and another device than the CPU needs copies.
+        arguments: Others of the session.
     """
     external = (v.const_value.location for v in initializers(model) if isinstance(v.const_value, ir.ExternalTensor))
     place = str(next(external, ""))
@@ -248,7 +248,7 @@ def _open_in_memory(
             (folder / _PLACEHOLDER_LOCATION).touch()
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
-        session = Session(source, options, **NO_FALLBACK, **_left_out(model, options))
+        session = Session(source, options, **NO_FALLBACK, **arguments)
     session.weights = held
     return session
 
