@@ -23,7 +23,15 @@ from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizeTrials
-from modelexport.graph.size_conditions import SizeCondition, broken, fitting, renamed, simplified, sizes_against
+from modelexport.graph.size_conditions import (
+    SizeCondition,
+    broken,
+    fitting,
+    limits_of,
+    renamed,
+    simplified,
+    sizes_against,
+)
 from modelexport.graph.size_formulas import evaluated_size, symbols_in
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
@@ -321,6 +329,11 @@ def test_words_with_a_hyphen_or_a_slash_are_a_formula_if_each_is_the_size_of_an_
     assert symbols_in(formula, names) == names
     assert symbols_in(formula, names[:1]) == [formula]
     assert evaluated_size(formula, dict(zip(names, (12, 4), strict=True))) == (3 if "/" in formula else 8)
+
+
+def test_a_condition_that_does_not_hold_has_no_last_size_on_this_side() -> None:
+    sizes = {"n": 2, "m": 2}
+    assert all(other != sizes for other in limits_of([SizeCondition("n != m")], sizes))
 
 
 def test_a_size_that_is_not_a_number_stays_text() -> None:

@@ -156,10 +156,10 @@ def limits_of(conditions: Iterable[SizeCondition], sizes: Sizes) -> Iterator[dic
     for condition in conditions:
         known = sizes.keys() >= {*condition.symbols}
         for other in itertools.islice(sizes_against(condition, sizes), _LIMITS) if known else ():
-            symbol = next(name for name in other if other[name] != sizes[name])
-            inner = other[symbol] + (1 if other[symbol] < sizes[symbol] else -1)
-            if inner != sizes[symbol]:
-                yield {**sizes, symbol: inner}
+            for symbol in [name for name in other if other[name] != sizes[name]][:1]:  # none if it does not hold now
+                inner = other[symbol] + (1 if other[symbol] < sizes[symbol] else -1)
+                if inner != sizes[symbol]:
+                    yield {**sizes, symbol: inner}
 
 
 _LIMITS = 2
