@@ -455,6 +455,20 @@ def test_what_was_written_into_a_buffer_before_the_trace_is_constant() -> None:
         FRONT_ENDS["torchscript"](PadsToStride(True), inputs)
 
 
+@pytest.mark.parametrize("operation", [torch.add, torch.div])
+def test_a_result_that_is_written_to_a_given_tensor_is_refused_by_a_trace_with_its_line(
+    operation: Callable[..., Any],
+) -> None:
+    class Given(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result = torch.empty_like(x)
+            operation(x, 2.0, out=result)
+            return result + 1
+
+    with pytest.raises(CaptureError, match=r"`out=` in test_frontends\.py:\d+ is not translated: assign the result"):
+        capture(Given(), (torch.randn(2, 3),), "torchscript")
+
+
 def test_an_opset_that_the_exporter_does_not_write_is_refused() -> None:
     with pytest.raises(UsageError, match="writes opsets 9 to 20, not 23"):
         capture(nn.Linear(4, 4), (torch.ones(2, 4),), "torchscript", FrontEndOptions(opset=23))

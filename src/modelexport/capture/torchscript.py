@@ -26,7 +26,14 @@ from torch import nn
 
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.exported_graph import Exported
-from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
+from modelexport.capture.failure_hints import (
+    OTHER_OPERATIONS,
+    check_returned,
+    failure,
+    is_of_exporter,
+    line_of,
+    way_out,
+)
 from modelexport.capture.front_end_options import DEFAULTS, TRACED_OPSETS, FrontEndOptions
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.patches import private, replaced, require
@@ -316,21 +323,29 @@ def _plain(name: str) -> str:
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureError:
     """The error in one line: what failed, the call, the model's own line of code, the first line of the reason."""
-    translated = _translated_in(error, recorder)
-    call = recorder.raised_in(error) or translated
+    node = _translated_node(error)
+    scope = re.search(r"::c(\d+)$", node.scopeName()) if node is not None else None
+    call = recorder.raised_in(error) or (recorder.seen[int(scope[1])].call if scope is not None else None)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
-    hint = hint or (OTHER_OPERATIONS if translated is not None else "")
+    if not hint and node is not None and scope is not None:
+        hint = _without_out(node) or OTHER_OPERATIONS
     return failure(error, call, reason, f"{reason.removesuffix('.')}{hint}")
 
 
-def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | None:
-    """The call whose node was being translated, read from the exporter's stack frame."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        node = frame.f_locals.get("node")
-        scope = re.search(r"::c(\d+)$", node.scopeName()) if isinstance(node, torch.Node) else None
-        if scope is not None:
-            return recorder.seen[int(scope[1])].call
-    return None
+def _without_out(node: torch.Node) -> str:
+    """What to do about a node for whose result the model's code gives a tensor; empty if it gives none."""
+    frames = re.findall(r"^(.+)\((\d+)\): (.*)", str(node.sourceRange()), re.MULTILINE)
+    stack = traceback.StackSummary.from_list([(file, int(line), name, None) for file, line, name in reversed(frames)])
+    last = next((frame for frame in reversed(stack) if not is_of_exporter(frame)), None)
+    if last is None or not re.search(r"\bout\s*=[^=]", last.line or ""):
+        return ""
+    return f"; `out=` in {line_of(stack)} is not translated: assign the result, or use dynamo"
+
+
+def _translated_node(error: Exception) -> torch.Node | None:
+    """The node that was being translated, read from the exporter's stack frame."""
+    nodes = (frame.f_locals.get("node") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((node for node in nodes if isinstance(node, torch.Node) and "::c" in node.scopeName()), None)
 
 
 def _between_boundaries(peephole: Callable[..., Any]) -> Callable[..., None]:

@@ -214,11 +214,11 @@ def floored_quotient(input: Any, other: Any) -> Any:
     return torch.div(input, other, rounding_mode="floor") if input.dim() else (input - input % other) // other
 
 
-def quotient(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+def quotient(input: Any, other: Any, **options: Any) -> Any:
     """``torch.div``, whose quotients are rounded before they are floored."""
-    if rounding_mode == "floor":
+    if options == {"rounding_mode": "floor"}:
         return rounded_once(floored_quotient)(input, other)
-    return torch.div(input, other, rounding_mode=rounding_mode)
+    return torch.div(input, other, **options)
 
 
 def remainder(input: Any, other: Any) -> Any:
