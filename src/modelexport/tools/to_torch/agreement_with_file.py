@@ -52,7 +52,8 @@ def check_agreement(path: Path, model: nn.Module, in_float64: Callable[[], nn.Mo
     if text_of(file, keys.ENCODING) == "attributes":
         drop_tag_attributes(file)
     drawn = next((f"it draws random numbers ({node.op_type})" for node in all_nodes(file) if draws(node)), "")
-    if reason := drawn or _too_many(find_shapes(file).of(value) for value in file.graph.outputs):
+    shapes = find_shapes(file)
+    if reason := drawn or _too_many(map(shapes.of, file.graph.outputs)):
         return reason
     try:
         session = open_session(file, folder=path.parent)
