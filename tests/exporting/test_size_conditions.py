@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -32,8 +33,8 @@ from modelexport.graph.size_conditions import (
     simplified,
     sizes_against,
 )
-from modelexport.graph.size_formulas import evaluated_size, symbols_in
-from modelexport.graph.size_symbols import put_size
+from modelexport.graph.size_formulas import evaluated_size, symbols_in, symbols_of
+from modelexport.graph.size_symbols import put_size, rename_sizes
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
@@ -329,6 +330,15 @@ def test_words_with_a_hyphen_or_a_slash_are_a_formula_if_each_is_the_size_of_an_
     assert symbols_in(formula, names) == names
     assert symbols_in(formula, names[:1]) == [formula]
     assert evaluated_size(formula, dict(zip(names, (12, 4), strict=True))) == (3 if "/" in formula else 8)
+
+
+@pytest.mark.parametrize("declared", [["q", "len", "q-len"], ["q + len", "q-len"], ["q-len", "2*len", "q"]])
+def test_a_difference_follows_the_size_of_one_of_its_axes(declared: list[str]) -> None:
+    graph = ir.Graph([ir.val("x", ir.DataType.FLOAT, declared)], [], nodes=[], opset_imports={"": 18})
+    model = ir.Model(graph, ir_version=10)
+    assert {*symbols_of(declared)} == {"q", "len"}
+    rename_sizes(model, {"q": "20"})
+    assert [str(size) for size in graph.inputs[0].shape or ()] == [text.replace("q", "20") for text in declared]
 
 
 def test_a_condition_that_does_not_hold_has_no_last_size_on_this_side() -> None:

@@ -74,6 +74,12 @@ def symbols_in(text: str, declared: Collection[str] = ()) -> list[str]:
     return [text] if _NAME.fullmatch(text) and not {*declared}.issuperset(names) else names
 
 
+def symbols_of(texts: Collection[str]) -> list[str]:
+    """The symbols in the sizes of the axes of one file, each once."""
+    declared = {name for text in texts for name in symbols_in(text)}
+    return list(dict.fromkeys(name for text in texts for name in symbols_in(text, declared)))
+
+
 @cache
 def names_in(formula: str) -> tuple[str, ...]:
     """The names of axes in a formula; none in a text that is not one."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
 from modelexport.graph.nodes import inputs_and_results, sizes_of
-from modelexport.graph.size_formulas import evaluated_size, symbols_in
+from modelexport.graph.size_formulas import evaluated_size, symbols_in, symbols_of
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _SUM = re.compile(rf"{SYMBOL.pattern}( \+ {SYMBOL.pattern})+")
 
 
-def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
+def put_size(size: str, symbols: Mapping[str, str], declared: Collection[str] = ()) -> int | str:
     """A size with its symbols replaced; an integer if no symbol is left.
 
     A sum of symbols is in the order of their names: a capture has an order of its own, which differs between models.
+
+    Args:
+        declared: Other symbols, which are not replaced.
     """
     text = symbols.get(size, size)
-    if size not in symbols and symbols_in(size, symbols) != [size]:
+    if size not in symbols and symbols_in(size, {*symbols, *declared}) != [size]:
         text = SYMBOL.sub(lambda match: symbols.get(match[0], match[0]), size)
     if _SUM.fullmatch(text) and size not in symbols:
         return " + ".join(sorted(text.split(" + ")))
@@ -32,10 +35,11 @@ def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
 
 def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
     """Replace the symbols in the shapes of all values by other names or by numbers, in place."""
+    declared = symbols_of([size for value in model.graph.inputs for size in sizes_of(value) if isinstance(size, str)])
     for value in inputs_and_results(model):
         if value.shape is None or all(isinstance(size, int) for size in value.shape):
             continue
-        sizes = [put_size(size, symbols) if isinstance(size, str) else size for size in sizes_of(value)]
+        sizes = [put_size(size, symbols, declared) if isinstance(size, str) else size for size in sizes_of(value)]
         value.shape = ir.Shape(sizes)
 
 

@@ -22,7 +22,7 @@ from modelexport.graph.bound_tensors import bind_tensors, detach_tensors
 from modelexport.graph.copies import copy_of
 from modelexport.graph.missing_types import has_long_row
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.size_formulas import SIZE_LIMIT, evaluated_size, symbols_in
+from modelexport.graph.size_formulas import SIZE_LIMIT, evaluated_size, symbols_in, symbols_of
 from modelexport.graph.size_symbols import rename_sizes
 
 _LARGE = 1024
@@ -65,8 +65,7 @@ def elements(shape: Iterable[int]) -> int:
 def symbols_of_inputs(model: ir.Model) -> list[str]:
     """The names in the sizes of a model's inputs."""
     sizes = [size for value in model.graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
-    texts = [size.value for size in sizes if size.value is not None]
-    return list(dict.fromkeys(name for text in texts for name in symbols_in(text, texts)))
+    return symbols_of([size.value for size in sizes if size.value is not None])
 
 
 def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shapes:

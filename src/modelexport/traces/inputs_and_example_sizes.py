@@ -21,7 +21,7 @@ from modelexport.graph.size_conditions import (
     record_conditions,
     renamed,
 )
-from modelexport.graph.size_formulas import evaluated_size, symbols_in
+from modelexport.graph.size_formulas import evaluated_size, symbols_in, symbols_of
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.fitted_inputs import fitted
@@ -128,9 +128,10 @@ def _number(size: int | str | None, sizes: Mapping[str, int]) -> int | None:
 
 def _solved(wanted: Mapping[str, int]) -> dict[str, int]:
     """The sizes of symbols for which formulas have the given values, where each formula adds one unknown symbol."""
-    sizes = {text: number for text, number in wanted.items() if symbols_in(text, wanted) == [text]}
+    declared = symbols_of(wanted)
+    sizes = {text: number for text, number in wanted.items() if text in declared}
     for text, number in wanted.items():
-        if len(unknown := set(symbols_in(text, wanted)) - sizes.keys()) == 1:
+        if len(unknown := set(symbols_in(text, declared)) - sizes.keys()) == 1:
             start = {**sizes, **dict.fromkeys(unknown, 1)}
             found = fitting([SizeCondition(f"{text} == {number}")], start, unknown)
             if found is not None and evaluated_size(text, found) == number:
