@@ -85,3 +85,39 @@ def test_the_boundaries_of_a_call_are_after_the_conversion() -> None:
     boundaries = [named[name] for port, name in captured.values.items() if port.side == "outputs"]
     assert len(boundaries) == 6  # of the root, of linear and of inner
     assert {str(value.dtype) for value in boundaries} == {"FLOAT16"}
+
+
+class Normalized(nn.Module):
+    """Operators that ONNX has without bfloat16 in the front ends' opsets, and a product, which it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.head(self.norm(self.conv(x)).amax((2, 3)))
+        return nn.functional.softplus(y).round().topk(2).values
+
+
+@pytest.fixture(scope="module", params=["dynamo", "torchscript"])
+def normalized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[nn.Module, Several, Path]:
+    torch.manual_seed(0)
+    model, inputs = Normalized().bfloat16().eval(), (torch.randn(2, 3, 8, 8, dtype=torch.bfloat16),)
+    path = tmp_path_factory.mktemp("normalized") / "model.onnx"
+    export(model, inputs, path, frontend=request.param)
+    return model, inputs, path
+
+
+def test_operators_that_onnx_has_without_bfloat16_compute_in_float32(
+    normalized: tuple[nn.Module, Several, Path],
+) -> None:
+    model, inputs, path = normalized
+    assert verify(model, inputs, path).verdict == "agree"
+
+
+def test_operators_that_onnx_has_with_bfloat16_keep_it(normalized: tuple[nn.Module, Several, Path]) -> None:
+    graph = onnx.shape_inference.infer_shapes(onnx.load(normalized[2])).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    assert [types[node.output[0]] for node in graph.node if node.op_type == "Gemm"] == [onnx.TensorProto.BFLOAT16]

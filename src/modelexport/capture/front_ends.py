@@ -20,7 +20,7 @@ from modelexport.capture.value_decisions import DecisionError, inputs_read
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import chained
 from modelexport.errors import CaptureError, UsageError
-from modelexport.graph.narrow_to_float32 import compute_in_float32
+from modelexport.graph.narrow_to_float32 import compute_in_float32, lacks_types
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights
 from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
@@ -75,7 +75,10 @@ def _capture_by(frontend: str, model: nn.Module, inputs: Inputs, options: FrontE
 def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = _captured(FRONT_ENDS[frontend], captured, inputs, options)
-    if not has_narrow_weights(model):
+    if has_narrow_weights(model):
+        opsets = exported.model.opset_imports
+        compute_in_float32(exported.model, lambda node: lacks_types(node, opsets))
+    else:
         compute_in_float32(exported.model)
     compute_in_wider_integers(exported.model)
     copy_along_equal_sizes(exported.model)

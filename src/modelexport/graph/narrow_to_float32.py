@@ -6,8 +6,9 @@ its results are rounded to the narrow type.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import onnx
 import onnx_ir as ir
 
 from modelexport.graph.bound_tensors import bind_tensors
@@ -52,12 +53,15 @@ def widened(model: ir.Model) -> ir.Model:
     return copy
 
 
-def compute_in_float32(model: ir.Model) -> None:
+def compute_in_float32(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
     """Let nodes whose values are float16 or bfloat16 compute in float32, in place; what they give keeps its type.
 
     ONNX Runtime's CPU provider has no kernels for bfloat16, but for conversions. It computes nodes of float16 in
     float32 as well, and leaves out the roundings between them. What the nodes of one operation of the
     model pass to each other is not rounded, nor are the numbers of Python that it takes: its kernel rounds neither.
+
+    Args:
+        wanted: Which of these nodes.
     """
     fill_types(model)
     before_rounding: dict[ir.Value, ir.Value] = {}
@@ -65,7 +69,7 @@ def compute_in_float32(model: ir.Model) -> None:
         operation, any_type = node.meta.get(OPERATION, node), node.op_type in _ANY_TYPE
         if node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _WIDER:
             before_rounding[node.outputs[0]] = node.inputs[0]
-        if any(True for _ in nested_graphs(node)):
+        if any(True for _ in nested_graphs(node)) or not wanted(node):
             continue
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype in NARROW:
@@ -88,6 +92,21 @@ def compute_in_float32(model: ir.Model) -> None:
                 put_in_place_of(value, down.outputs[0], down)
                 value.name, value.type = f"{value.name}.unrounded", ir.TensorType(ir.DataType.FLOAT)
                 before_rounding[down.outputs[0]] = value
+
+
+def lacks_types(node: ir.Node, opsets: Mapping[str, int]) -> bool:
+    """Whether the standard has a node's operator, in this version, but not for the narrow types of its values."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:  # an operator of a runtime
+        return False
+    return any(
+        value is not None
+        and value.dtype in NARROW
+        and f"tensor({value.dtype.name.lower()})" not in declared[min(index, len(declared) - 1)].types
+        for values, declared in ((node.inputs, schema.inputs), (node.outputs, schema.outputs))
+        for index, value in enumerate(values)  # the last one that is declared may stand for several
+    )
 
 
 _WIDER = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
