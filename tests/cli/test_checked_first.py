@@ -68,6 +68,13 @@ def test_what_would_have_no_effect_is_refused(arguments: list[str], message: str
     assert {path.name for path in tmp_path.iterdir()} == {"x.onnx", "x.npz"}
 
 
+def test_a_path_that_cannot_be_followed_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "loop.onnx").symlink_to("loop.onnx")
+    done = run("tree", "loop.onnx", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("modelexport: cannot read loop.onnx: Too many levels of symbolic links")
+
+
 def test_axes_of_several_inputs_go_in_one_option() -> None:
     interface = read_interface(NameOptions(axes=["image:0=batch,ids:1=words", "ids:0=batch"]))
     assert interface.axes == {("image", 0): "batch", ("ids", 1): "words", ("ids", 0): "batch"}

@@ -25,9 +25,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         # Opening a FIFO without this flag waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise _missing(path) from error
-        raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise _unreadable(path, error) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -37,12 +35,16 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_exists(path: Path) -> None:
-    """Refuse a path at which there is nothing."""
-    if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
-        raise _missing(path)
+    """Refuse a path at which there is nothing, or nothing that can be looked at."""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
 
 
-def _missing(path: Path) -> FileFormatError:
+def _unreadable(path: Path, error: OSError | ValueError) -> FileFormatError:
+    if not isinstance(error, FileNotFoundError):
+        return FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
     if _MODEL.fullmatch(str(path)):
         return FileFormatError(f"{path} is a model, not a file: export it first: modelexport export {path} -o OUT.onnx")
     return FileFormatError(f"there is no file {path}{_near(path)}")
