@@ -186,6 +186,9 @@ TRACED: dict[str, Callable[..., Any]] = {
         *(F.cosine_similarity(x * size, x.flip(-1) * size) for size in (1e-6, 1e12)),
         nn.CosineSimilarity(2, eps=2.0)(x, x[:1] + 1),
     ],
+    "cosines of vectors of other shapes and types": lambda t, x: (
+        *(F.cosine_similarity(x, other, -1) for other in (x[0, 0], x[..., :1], x[:, :1].double(), (x * 9).long())),
+    ),
     "certain choices": lambda t, x: (
         torch.bernoulli((x > 0).float(), out=torch.empty_like(x)),
         x.clone().bernoulli_(1.0),

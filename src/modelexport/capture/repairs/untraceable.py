@@ -236,6 +236,10 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     """``torch.cosine_similarity``: the exporter compares the product of both norms with ``eps``, and their squares
     overflow.
     """
+    if x1.dtype != x2.dtype:
+        x1, x2 = x1.to(dtype := torch.result_type(x1, x2)), x2.to(dtype)
+    if x1.dim() != x2.dim() or x1.shape[dim] != x2.shape[dim]:
+        x1, x2 = torch.broadcast_tensors(x1, x2)
     first, second = (x / torch.linalg.vector_norm(x, 2, dim, keepdim=True).clamp(min=eps) for x in (x1, x2))
     return (first * second).sum(dim)
 
