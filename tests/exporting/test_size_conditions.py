@@ -24,6 +24,7 @@ from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, RunError, UsageError
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizeTrials
+from modelexport.graph.copies import value_like
 from modelexport.graph.size_conditions import (
     SizeCondition,
     broken,
@@ -37,7 +38,7 @@ from modelexport.graph.size_formulas import evaluated_size, symbols_in, symbols_
 from modelexport.graph.size_symbols import put_size, rename_sizes
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import run_session
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.model_and_file import ModelAndFile, ModelRuns
 
@@ -339,6 +340,18 @@ def test_a_difference_follows_the_size_of_one_of_its_axes(declared: list[str]) -
     assert {*symbols_of(declared)} == {"q", "len"}
     rename_sizes(model, {"q": "20"})
     assert [str(size) for size in graph.inputs[0].shape or ()] == [text.replace("q", "20") for text in declared]
+
+
+@pytest.mark.parametrize("size", ["t-p", "t - p", "t // 16", "Max(0, t - p)"])
+def test_random_inputs_are_not_empty_where_a_size_is_computed_of_others(size: str) -> None:
+    shapes = {"ids": ["b", size], "mask": ["b", "t"], "past": ["b", 4, "p", 2]}
+    inputs = [ir.val(name, ir.DataType.FLOAT, shape) for name, shape in shapes.items()]
+    nodes = [ir.Node("", "Abs", [value], outputs=[value_like(value, f"{value.name}_out")]) for value in inputs]
+    graph = ir.Graph(inputs, [node.outputs[0] for node in nodes], nodes=nodes, opset_imports={"": 18}, name="g")
+    model = ir.Model(graph, ir_version=10)
+    feeds = make_random_inputs(model, open_session(model))
+    sizes = {"t": feeds["mask"].shape[1], "p": feeds["past"].shape[2]}
+    assert feeds["ids"].shape[1] == evaluated_size(size, sizes) == 1
 
 
 def test_a_condition_that_does_not_hold_has_no_last_size_on_this_side() -> None:

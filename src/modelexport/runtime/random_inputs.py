@@ -14,7 +14,7 @@ import onnxruntime
 from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import all_nodes, required_inputs
-from modelexport.graph.size_conditions import conditions_of, fitting
+from modelexport.graph.size_conditions import conditions_of, conditions_of_formulas, fitting
 from modelexport.graph.size_formulas import evaluated_size
 from modelexport.runtime.sessions import run_session
 from modelexport.runtime.shapes import symbols_of_inputs
@@ -161,12 +161,16 @@ def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tu
     def default(axis: int, rank: int) -> int:
         return first if not axis else last if axis == rank - 1 else middle
 
-    names, symbols = symbols_of_inputs(model), dict[str, int]()
+    names, symbols, formulas = symbols_of_inputs(model), dict[str, int](), list[str]()
     for value in required_inputs(model):
         for axis, size in enumerate(value.shape or ()):
             if isinstance(size, ir.SymbolicDim) and size.value in names:
                 symbols.setdefault(size.value, default(axis, len(value.shape or ())))
-    fits = fitting(conditions_of(model), symbols, symbols) or symbols
+            elif isinstance(size, ir.SymbolicDim) and size.value is not None:
+                formulas.append(f"({size.value}) >= 1")  # an empty tensor shows nothing
+    conditions = conditions_of(model)
+    some = fitting([*conditions, *conditions_of_formulas(formulas)], symbols, symbols)
+    fits = some or fitting(conditions, symbols, symbols) or symbols
 
     def sized(size: int | ir.SymbolicDim, axis: int, rank: int) -> int:
         number = size if isinstance(size, int) else evaluated_size(size.value or "", fits)
