@@ -5,18 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from commands import run
-from modelexport import export, verify
+from modelexport import ExportResult, export, verify
 from modelexport.capture.repairs import attention
 from modelexport.errors import CheckError
 from modelexport.exporting.front_end_choice import first_that_passes
 from modelexport.exporting.output_checks import check_outputs
 from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.model_and_file import ModelAndFile, ModelRuns
 
@@ -251,6 +253,37 @@ def test_a_query_without_keys_is_checked_although_the_example_has_none(
     monkeypatch.setattr(attention, "with_empty_rows", lambda *args, **kwargs: NotImplemented)
     with pytest.raises(CheckError, match="a whole row of each: the file is off by"):
         export(Attends(), inputs, tmp_path / "m.onnx", frontend="dynamo")
+
+
+class AddsMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = (1 - mask[:, None, :]) * torch.finfo(x.dtype).min
+        scores = self.linear(x) @ x.transpose(1, 2) + hidden
+        return scores.softmax(-1) @ x
+
+
+@pytest.fixture(scope="module")
+def masked_in_half(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Inputs, Path, ExportResult]:
+    """A model whose mask, in float16, is so large that a sum with a score is the mask: rows without keys are alike."""
+    torch.manual_seed(0)
+    model = AddsMask().half().eval()
+    inputs = {"x": torch.randn(2, 4, 8).half(), "mask": torch.ones(2, 4).half()}
+    path = tmp_path_factory.mktemp("half") / "m.onnx"
+    return model, inputs, path, export(model, inputs, path)
+
+
+def test_a_mask_that_swallows_scores_by_rounding_is_the_runtimes(masked_in_half: Any) -> None:
+    check = masked_in_half[3].check
+    assert (check.status, "each node by itself computes what PyTorch does" in check.reason) == ("passed", True)
+
+
+def test_verify_rounds_where_a_mask_swallows_scores(masked_in_half: Any) -> None:
+    model, inputs, path, _ = masked_in_half
+    assert verify(model, inputs, path).verdict == "agree"
 
 
 class Masked(nn.Module):
