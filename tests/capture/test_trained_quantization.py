@@ -261,3 +261,18 @@ def test_quantizers_of_pytorch_are_exported_with_dynamic_axes(tmp_path: Path) ->
     export(Quantized().eval(), (torch.rand(3, 2),), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
     (value,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").get_inputs()
     assert isinstance(value.shape[0], str)
+
+
+def test_a_weight_in_half_precision_is_rounded_by_the_scale_of_its_row(tmp_path: Path) -> None:
+    class RoundedRows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(
+                torch.linspace(-1, 2, 16).sin().reshape(4, 4) * torch.tensor([[1.0], [2], [4], [8]])
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = self.weight.abs().amax(1, keepdim=True) / 7
+            return x @ (torch.clamp(torch.round(self.weight / scale), -7, 7) * scale)
+
+    export(RoundedRows().half().eval(), (torch.eye(4).half(),), tmp_path / "m.onnx", frontend="dynamo")

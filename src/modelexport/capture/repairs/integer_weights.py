@@ -12,7 +12,8 @@ from modelexport.graph.unique_names import free_name, names_in
 def prepare_integer_weights(model: ir.Model) -> None:
     """Change how the integers of weights are computed and moved, in place."""
     for node in [node for node in model.graph if node.op_type == "QuantizeLinear"]:
-        if all(map(_is_constant, node.inputs)) and "block_size" not in node.attributes:
+        has_shapes = all(value is not None and value.shape is not None for value in node.inputs[:2])
+        if has_shapes and all(map(_is_constant, node.inputs)) and "block_size" not in node.attributes:
             _multiply(model, node)
     _transpose_integers(model)
 
