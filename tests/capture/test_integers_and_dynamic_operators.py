@@ -255,3 +255,12 @@ def test_large_unsigned_integers_stay_large_in_wider_ones() -> None:
     compute_in_wider_integers(model)
     numbers = np.array([3, 2**32 - 1], np.uint32)
     assert run_session(open_session(model), {"x": numbers})["y"] == 2**32 - 1
+
+
+def test_large_integers_are_shifted_without_rounding(tmp_path: Path) -> None:
+    class Shifts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x >> 4
+
+    x = torch.tensor([2**31 - 1, -(2**31), 2**28 + 33, -5], dtype=torch.int32)
+    export(Shifts(), (x,), tmp_path / "m.onnx", frontend="dynamo")

@@ -30,9 +30,9 @@ def shifted_left(self: Any, other: Any) -> Any:
 
 
 def shifted_right(self: Any, other: Any) -> Any:
-    """``>>`` as a division, rounded down."""
+    """``>>`` as a division, rounded down; torch.onnx computes ``div(..., rounding_mode="floor")`` in float32."""
     number, first, second, inside = _halves(self, other)
-    halved = torch.div(torch.div(number, first, rounding_mode="floor"), second, rounding_mode="floor")
+    halved = number // first // second
     return torch.where(inside, halved, torch.where(number < 0, -1, 0)).to(torch.result_type(self, other))
 
 
