@@ -268,7 +268,7 @@ class AddsMask(nn.Module):
 
 @pytest.fixture(scope="module")
 def masked_in_half(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Inputs, Path, ExportResult]:
-    """A model whose mask, in float16, is so large that a sum with a score is the mask: rows without keys are alike."""
+    """A model that hides keys with the smallest number of its type, which is another one in float64."""
     torch.manual_seed(0)
     model = AddsMask().half().eval()
     inputs = {"x": torch.randn(2, 4, 8).half(), "mask": torch.ones(2, 4).half()}
@@ -276,12 +276,11 @@ def masked_in_half(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module,
     return model, inputs, path, export(model, inputs, path)
 
 
-def test_a_mask_that_swallows_scores_by_rounding_is_the_runtimes(masked_in_half: Any) -> None:
-    check = masked_in_half[3].check
-    assert (check.status, "each node by itself computes what PyTorch does" in check.reason) == ("passed", True)
+def test_the_mask_of_a_model_in_half_precision_is_that_of_its_file_in_float64(masked_in_half: Any) -> None:
+    assert masked_in_half[3].check.status == "passed"
 
 
-def test_verify_rounds_where_a_mask_swallows_scores(masked_in_half: Any) -> None:
+def test_verify_compares_with_the_mask_of_the_file(masked_in_half: Any) -> None:
     model, inputs, path, _ = masked_in_half
     assert verify(model, inputs, path).verdict == "agree"
 

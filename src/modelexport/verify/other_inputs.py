@@ -61,7 +61,7 @@ def compare_others(pair: ModelAndFile, inputs: Inputs, kept: frozenset[str], *, 
             )
         if finite and not all(np.isfinite(verdict).all() for verdict in right):
             return OtherInputs(what=what, status="not compared", reason="the model overflows")
-        if any(array.size for array in right) and (pair.agrees(other, right) or pair.rounding_decides(other)):
+        if any(array.size for array in right) and pair.agrees(other, right):
             return OtherInputs(what=what, status="agree")
         # Choices among equal scores, random numbers and decisions by bytes or types are told apart here.
         judged = pair if finite or not pair.accepts(other) else pair.settled(other)

@@ -41,12 +41,12 @@ def as_narrow(value: Any, like: Any) -> Any:
 
 
 @contextlib.contextmanager
-def limits_of_float32() -> Iterator[None]:
-    """Inside, models and operators that ask for the limits of float64 get those of float32, as in their file."""
+def limits_of(own: torch.dtype) -> Iterator[None]:
+    """Inside, models that ask for the limits of float64 get those of their own type, as in their file."""
     real, norm = torch.finfo, torch.rms_norm
 
     def finfo(dtype: torch.dtype | None = None) -> torch.finfo:
-        return real(torch.float32 if dtype in (None, torch.float64) else dtype)
+        return real(torch.float32 if dtype is None else own if dtype is torch.float64 else dtype)
 
     def rms_norm(x: Any, sizes: Any, weight: Any = None, eps: float | None = None) -> Any:
         return norm(x, sizes, weight, real(torch.float32).eps if eps is None else eps)

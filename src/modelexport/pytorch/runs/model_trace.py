@@ -45,7 +45,7 @@ from modelexport.pytorch.runs.float64_numbers import (
     by_element,
     exact,
     half_type,
-    limits_of_float32,
+    limits_of,
 )
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.fingerprints import fingerprint_of
@@ -120,7 +120,7 @@ def in_float64(model: nn.Module, inputs: Inputs) -> Iterator[Inputs]:
     """
     recording = _Recording(model, inputs, {}, None, (), Index(), calls=False)
     recording.widen_weights()
-    with limits_of_float32(), _Operations(recording, None, wide=True, operations=False):
+    with limits_of(recording.own), _Operations(recording, None, wide=True, operations=False):
         yield tree_map(recording.widened, inputs)
 
 
@@ -170,7 +170,7 @@ class _Recording:
             for key, tensor in self.parameters.items():
                 entries[key].data = tensor
             if wide:
-                stack.enter_context(limits_of_float32())
+                stack.enter_context(limits_of(self.own))
                 if self.weights is None:
                     self.widen_weights()
                 self._own_memory.update(map(memory_of, self.model.parameters()))
