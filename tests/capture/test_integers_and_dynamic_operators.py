@@ -264,3 +264,16 @@ def test_large_integers_are_shifted_without_rounding(tmp_path: Path) -> None:
 
     x = torch.tensor([2**31 - 1, -(2**31), 2**28 + 33, -5], dtype=torch.int32)
     export(Shifts(), (x,), tmp_path / "m.onnx", frontend="dynamo")
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("rounding", ["floor", "trunc"])
+def test_large_integers_are_divided_without_rounding(rounding: str, frontend: Any, tmp_path: Path) -> None:
+    class Divides(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.div(x, 16, rounding_mode=rounding)
+
+    x = torch.tensor([2**31 - 1, -(2**31), 2**40 + 33, -5])
+    export(Divides(), (x,), tmp_path / "m.onnx", frontend=frontend)
+    quotients = {"floor": [2**27 - 1, -(2**27), 2**36 + 2, -1], "trunc": [2**27 - 1, -(2**27), 2**36 + 2, 0]}
+    assert run_session(open_session(tmp_path / "m.onnx"), {"x": x.numpy()})["output"].tolist() == quotients[rounding]

@@ -237,8 +237,12 @@ def but_nan(is_beyond: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
-    """``div``, if it is rounded down: translations divide before the remainder is known."""
-    return floored_quotient(self, other) if rounding_mode == "floor" else NotImplemented
+    """``div``, if it is rounded: translations divide before the remainder is known, and integers in float32."""
+    if _has_fractions(self, other):
+        return floored_quotient(self, other) if rounding_mode == "floor" else NotImplemented
+    if rounding_mode is None:
+        return NotImplemented
+    return torch.floor_divide(self if rounding_mode == "floor" else self - torch.fmod(self, other), other)
 
 
 def floored_quotient(self: Any, other: Any) -> Any:
