@@ -549,3 +549,23 @@ def test_an_answer_is_recorded_that_follows_from_an_earlier_one_but_not_from_siz
 ) -> None:
     captured = capture(Follows(number), (torch.rand(2, 9),), frontend, FrontEndOptions(dynamic=True))
     assert any(f"> {number}" in condition.formula for condition in captured.conditions) == recorded
+
+
+class FixedInBfloat16(nn.Module):
+    """Makes a constant of a size; ONNX Runtime has no kernel for its product in bfloat16 on a processor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)[: int(x.shape[0] * 0.5) + 1]
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_sizes_are_tried_where_only_other_processors_run_the_file(frontend: Any, tmp_path: Path) -> None:
+    model, inputs = FixedInBfloat16().bfloat16().eval(), (torch.randn(4, 8, dtype=torch.bfloat16),)
+    result = export(model, inputs, tmp_path / "m.onnx", frontend=frontend, dynamic=True)
+    assert result.tried_other_sizes
+    assert "no other sizes were tried" not in " ".join(result.limits)
+    assert verify(model, inputs, tmp_path / "m.onnx").verdict == "agree"

@@ -74,6 +74,9 @@ class ExportResult(Written):
     fixed: Sequence[FixedAxis] = ()
     """Axes that were to be dynamic and have the size of the example inputs, since the file is wrong with any other."""
 
+    tried_other_sizes: bool = False
+    """Whether the file was compared with the model at other sizes than those of the example."""
+
     def __repr__(self) -> str:
         counts = self.coverage
         facts = [
@@ -114,7 +117,8 @@ class ExportResult(Written):
             for axis in self.fixed
         ]
         if self.valid_if:
-            untried = self.check is None or self.check.status == "skipped"
+            unchecked = self.check is None or self.check.status == "skipped"
+            untried = unchecked and not self.tried_other_sizes
             tried = "; no other sizes were tried, since the file was not checked" if untried else ""
             lines.append(f"the file is right only for {'; '.join(map(stated_with_line, self.valid_if))}{tried}")
         if presumed := self.hierarchy.settings.presumed:

@@ -249,6 +249,7 @@ class _Job:
                 fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,
                 fixed=[*fixed, *sizes.constant],
+                tried_other_sizes=sizes.tried,
             )
             if options.tags.documents:
                 write_report(report_path(staged), result)

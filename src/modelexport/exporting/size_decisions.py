@@ -34,6 +34,8 @@ class SizesFound:
     """Axes that the file fixes and that need not be dynamic: it has to be made again without them."""
     refusal: str = ""
     """Why the file does not do what was asked for; empty if it does."""
+    tried: bool = False
+    """Whether the file was compared at other sizes than those of the example."""
 
 
 def find_sizes(
