@@ -121,10 +121,7 @@ class ExportChecks:
             check = self._check_outputs(pair, wide, file)
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or self.names is not None
-            # What only other processors run is right if it is in float64.
-            right = check.status == "passed"
-            right = right or (check.status == "skipped" and check.step == "loading" and pair.agrees_alone(wide))
-            if options.capture.dynamic and runs and right:
+            if options.capture.dynamic and runs and _is_right(check, pair, wide):
                 every = options.checks.sizes
                 about = written.exported, self.names
                 sizes = find_sizes(pair, wide, *about, every=every, example=example, fixed=self.fixed)
@@ -171,6 +168,12 @@ class ExportChecks:
                 reason = f"with {comparison.what}: {comparison.reason}; {cause}"
                 return FileCheck(status="failed", step="other inputs", reason=reason)
         return check
+
+
+def _is_right(check: FileCheck, pair: ModelAndFile, inputs: Inputs) -> bool:
+    """Whether a file computes what the model does; one that only other processors run is compared in float64."""
+    not_run = check.status == "skipped" and check.step == "loading"
+    return check.status == "passed" or (not_run and pair.agrees_alone(inputs))
 
 
 def _invalid(path: Path) -> str:
