@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch.nn.functional import (
 )
 
 from modelexport import export, verify
+from modelexport.errors import CaptureError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 FUNCTIONS: dict[str, Function] = {
@@ -145,3 +147,51 @@ def test_numbers_from_sizes(frontend: str, names: tuple[str, ...], tmp_path: Pat
             torch.testing.assert_close(
                 torch.from_numpy(array), right, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: n + m
             )
+
+
+RANGES: Mapping[str, Callable[[Any], torch.Tensor]] = {
+    "of numbers": lambda n: torch.arange(0, 2.4, 0.1),  # 25 elements in float32
+    "to a size": lambda n: torch.arange(0.7, n, 0.7),
+    "down": lambda n: torch.arange(n, 0, -0.3),
+    "by name": lambda n: torch.arange(start=0, end=n, step=0.1),
+    "in float64": lambda n: torch.arange(0, n, 0.3, dtype=torch.float64),
+    "to a part of a size": lambda n: torch.arange(0, n * 0.1, 0.1),
+    "by a part of a size": lambda n: torch.arange(0, 1, 1 / n),
+}
+BY_FRACTION_OF_SIZE = ("to a part of a size", "by a part of a size")
+
+
+class Range(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum() + torch.sin(RANGES[self.name](x.shape[0]))
+
+
+@pytest.mark.parametrize(
+    ("frontend", "name"),
+    [
+        *(("dynamo", name) for name in RANGES),
+        *(("torchscript", name) for name in RANGES if name not in BY_FRACTION_OF_SIZE),
+    ],
+)
+def test_a_range_by_fractions_has_the_elements_of_pytorch_at_every_size(
+    frontend: str, name: str, tmp_path: Path
+) -> None:
+    model, x = Range(name), torch.randn(7, 2)
+    result = export(model, {"x": x}, tmp_path / "x.onnx", dynamic=True, frontend=frontend)  # type: ignore[arg-type]
+    assert not result.fixed
+    assert verify(model, {"x": x}, tmp_path / "x.onnx").agrees
+    session = result.session()
+    for size in range(2, 80):
+        other = torch.randn(size, 2)
+        (found,) = session.run(None, {"x": other.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(other), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", BY_FRACTION_OF_SIZE)
+def test_a_trace_refuses_a_range_whose_count_it_would_round(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="use the front end dynamo"):
+        export(Range(name), {"x": torch.randn(7, 2)}, tmp_path / "x.onnx", dynamic=True, frontend="torchscript")

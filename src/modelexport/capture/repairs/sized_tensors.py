@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from modelexport.pytorch.private_torch import tracing_state
+
 
 def spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **how: Any) -> Any:
     """``torch.linspace``, also of one number; in float64, and rounded once. TorchScript's divides by zero for one."""
@@ -17,6 +19,39 @@ def spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **how: Any) -
         return torch.linspace(start, end, steps, dtype=dtype, **how)
     numbers = torch.arange(steps, dtype=torch.float64, device=how.get("device"))
     return (start + numbers * ((end - start) / _at_least_one(steps - 1))).to(kept)
+
+
+def stepped(*bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None, **how: Any) -> Any:
+    """``torch.arange`` by fractions: PyTorch counts the elements in float64. ONNX counts them in the type that they
+    have, in which 2.4 / 0.1 is more than 24.
+    """
+    bounds = (start, *bounds) if len(bounds) == 1 else bounds
+    numbers = first, last, by = (*bounds, *(start, end, step)[len(bounds) :])
+    kept, of_sizes = dtype or torch.get_default_dtype(), any(isinstance(number, torch.Tensor) for number in numbers)
+    is_constant = tracing_state() is not None and not of_sizes
+    by_fractions = _is_rounded(by) or any(map(_is_fraction, numbers))
+    if is_constant or not by_fractions or not kept.is_floating_point or how.get("out") is not None:
+        return torch.arange(first, last, by, dtype=dtype, **how)
+    if any(map(_is_rounded, numbers)):
+        raise NotImplementedError(
+            "arange by fractions and a number that is computed from sizes, which a trace rounds: "
+            "write it as torch.arange(count) * step, or use the front end dynamo"
+        )
+    count: Any
+    if of_sizes:  # in an axis, since the TorchScript exporter computes scalars in float32
+        first, last, by = (torch.as_tensor(number, dtype=torch.float64).reshape(1) for number in numbers)
+        count = ((last - first) / by).ceil().long().squeeze()
+    else:
+        count = math.ceil((last - first) / by)
+    return (first + torch.arange(count, dtype=torch.float64, device=how.get("device")) * by).to(kept)
+
+
+def _is_fraction(number: Any) -> bool:
+    return isinstance(number, torch.SymFloat) or (isinstance(number, float) and not number.is_integer())
+
+
+def _is_rounded(number: Any) -> bool:
+    return isinstance(number, torch.Tensor) and number.is_floating_point()
 
 
 def powers_spaced(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, **how: Any) -> Any:
@@ -150,6 +185,7 @@ _A = -0.75
 
 
 SIZED: Mapping[Any, Callable[..., Any]] = {
+    torch.arange: stepped,
     torch.linspace: spaced,
     torch.hann_window: cosines(0.5, -0.5),
     torch.hamming_window: hamming,

@@ -351,8 +351,11 @@ class _Operations(OperationMode):
         names = [parameter.name for parameter in parameters]
         written = {p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write}
 
+        counts = getattr(func, "overloadpacket", None) is torch.ops.aten.arange
+
         def widened(name: str, value: Any) -> Any:
-            return value if name in written else tree_map(self._wide_argument, value)
+            kept = name in written or (counts and isinstance(value, float))  # a rounded step may be one element less
+            return value if kept else tree_map(self._wide_argument, value)
 
         args = tuple(map(widened, names, args))
         kwargs = {name: widened(name, value) for name, value in kwargs.items()}
