@@ -6,11 +6,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from onnxruntime import quantization
 from torch import nn
 
 import modelexport
@@ -178,7 +180,9 @@ def test_one_run_cannot_choose_and_judge(exported: Exporter) -> None:
 def timed(case: ExportedCase, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], whole: float) -> SearchResult:
     """A search for the fastest file where methods add these seconds, and the whole takes so many times as long."""
 
-    def measured(tagged: Any, units: Any, methods: Any, feeds: Any, device: str) -> dict[tuple[int, Method], float]:
+    def measured(
+        tagged: Any, units: Any, methods: Any, ranges: Any, inputs: Any, device: str
+    ) -> dict[tuple[int, Method], float]:
         return {
             (unit, method): seconds[str(method)]
             for unit in range(len(units))
@@ -258,7 +262,7 @@ def test_a_module_has_a_method_if_its_nodes_take_less_in_spite_of_the_noise(
     monkeypatch.setattr(measuring, "profile_in_turns", in_turns)
     tagged = prepared(read_tagged(tmp_path / "net.onnx"))
     units = find_units(tagged, [INT4])
-    saved = measuring.measured_seconds(tagged, units, [INT4], [{"input": np.ones((2, 64), np.float32)}], "cpu")
+    saved = measuring.measured_seconds(tagged, units, [INT4], None, {"input": np.ones((2, 64), np.float32)}, "cpu")
     assert [units[unit].calls for unit, _ in saved] == [("0",)]
     assert saved[0, INT4] == pytest.approx(-0.99 * 1100e-9, rel=0.01)
 
@@ -269,6 +273,18 @@ def test_the_model_whose_time_is_measured_stays_as_it_is(exported: Exporter, mon
     monkeypatch.setattr(measuring, "time_in_turns", lambda *how, **more: compare_turns([9] * 9, [1] * 9))
     measuring.whole_time(tagged, tagged.model, {}, "cpu")
     assert ir.to_proto(tagged.model) == before
+
+
+def test_ranges_are_measured_once_for_the_choice_the_times_and_the_judgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
+    modelexport.export(model, (torch.ones(2, 64),), tmp_path / "net.onnx", check=False)
+    measured = Mock(side_effect=quantization.create_calibrator)
+    monkeypatch.setattr(quantization, "create_calibrator", measured)
+    feeds = [{"input": np.full((2, 64), number, np.float32)} for number in (1, 2)]
+    search(tmp_path / "net.onnx", to=["int8-static"], data=feeds, within="error<=10", least="time")
+    assert measured.call_count == 1
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from modelexport.tools.quantize.measured_on_device import SessionOnDevice
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import METRICS, find_metric, parse_bound
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
-from modelexport.tools.quantize.quantize import quantize_model, weights_size
+from modelexport.tools.quantize.quantize import calibrate, quantize_model, weights_size
 from modelexport.tools.quantize.recipes import resolve
 from modelexport.tools.quantize.search_within_bound import recipe_for, search
 from modelexport.tools.quantize.sensitivity import measure_alone, rank_correlation
@@ -55,7 +55,7 @@ def test_a_switched_unit_computes_what_the_quantized_file_does(exported: Exporte
     units = find_units(tagged, [method])
     if not units:
         pytest.skip(f"{name} has nothing for {text}")
-    switched = open_switched(tagged, units, [method], feeds, None)
+    switched = open_switched(tagged, units, [method], None, None)
     right = run_session(open_session(tagged.model, optimized=True), feeds[0])[switched.output]
     assert apart(right, switched.run(feeds[0])) < 1e-6
     for index in random.Random(name).sample(range(len(units)), min(3, len(units))):
@@ -113,9 +113,9 @@ def test_static_ranges_are_measured_once_for_all_modules(exported: Exporter) -> 
 def test_on_a_device_each_choice_is_a_model_of_its_own(exported: Exporter) -> None:
     case, method = exported("llama"), method_of("int8-static")
     tagged, feeds = read_tagged(case.path), feeds_of(case, 2)
-    units = find_units(tagged, [method])
-    here = open_switched(tagged, units, [method], feeds, None)
-    with SessionOnDevice(tagged, units, [method], feeds, "cpu", None) as there:
+    units, ranges = find_units(tagged, [method]), calibrate(tagged.model, [method], feeds)
+    here = open_switched(tagged, units, [method], ranges, None)
+    with SessionOnDevice(tagged, units, [method], ranges, "cpu", None) as there:
         for choice in ({0: method}, dict.fromkeys(range(len(units)), method)):
             loss = apart(here.run(feeds[0]), there.run(feeds[0], choice))
             assert loss > 1e-6, "the result is that of the quantized model"
@@ -143,7 +143,7 @@ def test_a_module_that_a_device_does_not_survive_is_named_and_the_others_are_mea
     monkeypatch.setattr(runner_process.runner, "__file__", str(tmp_path / "runner.py"))
     tagged, method, told = read_tagged(exported("llama").path), method_of("int8-dynamic"), list[str]()
     feeds, units = feeds_of(exported("llama"), 1), find_units(tagged, [method])[-3:]
-    with SessionOnDevice(tagged, units, [method], feeds, "cpu", None) as device:
+    with SessionOnDevice(tagged, units, [method], None, "cpu", None) as device:
         choices = [(index, method) for index in range(len(units))]
         losses, _ = measure_alone(device, choices, feeds, METRICS["error"], tell=told.append)
     crashed = [i for i, unit in enumerate(units) if any(call.endswith("layers.1.mlp.down_proj") for call in unit.calls)]
@@ -177,7 +177,7 @@ def test_runs_end_when_they_agree(exported: Exporter) -> None:
     case, method = exported("bert"), method_of("int8-dynamic")
     tagged, feeds = read_tagged(case.path), feeds_of(case, 3)
     units = find_units(tagged, [method])
-    switched = open_switched(tagged, units, [method], feeds, None)
+    switched = open_switched(tagged, units, [method], None, None)
     pairs = [(index, method) for index in range(len(units))]
     few, agreement = measure_alone(switched, pairs, feeds, METRICS["error"], steady=-1)
     every, _ = measure_alone(switched, pairs, feeds, METRICS["error"], steady=2)

@@ -21,13 +21,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import scratch
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tools.quantize.methods import Method, parse_method
+from modelexport.tools.quantize.methods import Method, Ranges, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Metric, find_metric
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
-from modelexport.tools.quantize.quantize import calibrate
 from modelexport.tools.quantize.recipes import left_alone
 from modelexport.tools.quantize.switched_model import SwitchableSession, Unit
 from modelexport.traces.calibration_data import RunInputs, given_runs
@@ -66,8 +64,8 @@ class Job:
     data: Any
     """A path, or arrays."""
     processor: str | None
-    runs: int
-    """How many of the runs are used, for ranges as well."""
+    ranges: Ranges | None
+    """What was measured on the data, for methods that need it."""
     output: str | None
     device: str
     metric: str
@@ -80,14 +78,12 @@ def workers_for(
     units: Sequence[Unit],
     methods: Sequence[Method],
     data: RunInputs | str | Path,
-    runs: int,
     **what: Any,
 ) -> Iterator[Workers | None]:
     """Yield workers that measure with an executor; ``None`` without an executor.
 
     Args:
         data: As :func:`.sensitivity.sensitivity` takes them.
-        runs: How many of the runs of the data are used.
         what: The other fields of the :class:`Job`.
     """
     if executor is None:
@@ -98,7 +94,7 @@ def workers_for(
     folder = None if what["processor"] is None else str(Path(what["processor"]).absolute())
     file, _, function = what["metric"].rpartition(":")
     metric = f"{Path(file).absolute()}:{function}" if file else function
-    what |= {"processor": folder, "metric": metric, "data": given, "runs": runs}
+    what |= {"processor": folder, "metric": metric, "data": given}
     names = tuple(map(str, methods))
     job = Job(path=str(path), size=path.stat().st_size, methods=names, units=tuple(units), **what)
     workers = Workers(executor, job)
@@ -112,11 +108,15 @@ def open_switched(
     tagged: TaggedFile,
     units: Sequence[Unit],
     methods: Sequence[Method],
-    feeds: RunInputs,
+    ranges: Ranges | None,
     output: str | None,
     device: str = CPU,
 ) -> SwitchableSession:
-    """A session in which every unit can have every method; on a device, one for each choice."""
+    """A session in which every unit can have every method; on a device, one for each choice.
+
+    Args:
+        ranges: What :func:`.quantize.calibrate` measured, for methods that need it.
+    """
     if not units:
         left = left_alone(itertools.product(tagged.model.graph, methods)).values()
         names, why = ", ".join(map(str, methods)), first_few(left, 1) or "no node has a weight it is for"
@@ -124,11 +124,8 @@ def open_switched(
     if not find_device(device).is_this_processor:
         from modelexport.tools.quantize.measured_on_device import SessionOnDevice
 
-        return SessionOnDevice(tagged, units, methods, feeds, device, output)
-    with scratch() as folder:
-        measured = any(method.row.needs_data for method in methods)
-        ranges = calibrate(tagged.model, feeds, folder) if measured else None
-        return SwitchableSession(tagged, units, methods, ranges=ranges, output=output)
+        return SessionOnDevice(tagged, units, methods, ranges, device, output)
+    return SwitchableSession(tagged, units, methods, ranges=ranges, output=output)
 
 
 _opened: dict[str, tuple[SwitchableSession, RunInputs, Metric]] = {}
@@ -145,8 +142,8 @@ def measure_choices(job: Job, run: int, choices: Sequence[tuple[int, str]]) -> L
         if not path.is_file() or path.stat().st_size != job.size:
             raise UsageError(f"a worker does not see {job.path} as it is here: give a folder that all workers share")
         tagged = prepared(read_tagged(path))
-        feeds = given_runs(tagged, job.data, job.processor)[: job.runs]
-        switched = open_switched(tagged, job.units, _methods(job.methods), feeds, job.output, job.device)
+        feeds = given_runs(tagged, job.data, job.processor)
+        switched = open_switched(tagged, job.units, _methods(job.methods), job.ranges, job.output, job.device)
         _opened[key] = switched, feeds, find_metric(job.metric)
     switched, feeds, metric = _opened[key]
     chosen = zip((index for index, _ in choices), _methods([method for _, method in choices]), strict=True)

@@ -12,10 +12,9 @@ from modelexport.errors import RunError
 from modelexport.runtime.devices import find_device
 from modelexport.runtime.runner_process import RunnerProcess, write_for_runner
 from modelexport.tagged.file import TaggedFile
-from modelexport.tools.quantize.methods import Method
-from modelexport.tools.quantize.quantize import calibrate, quantize_model
+from modelexport.tools.quantize.methods import Method, Ranges
+from modelexport.tools.quantize.quantize import quantize_model
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit
-from modelexport.traces.calibration_data import RunInputs
 
 
 class SessionOnDevice(SwitchableSession):
@@ -26,24 +25,22 @@ class SessionOnDevice(SwitchableSession):
         tagged: TaggedFile,
         units: Sequence[Unit],
         methods: Sequence[Method],
-        feeds: RunInputs,
+        ranges: Ranges | None,
         device: str,
         output: str | None,
     ) -> None:
         """Quantize every unit by every method.
 
         Args:
-            feeds: Inputs to measure ranges with.
+            ranges: As for :class:`SwitchableSession`.
             device: ``NAME[,option=value...]``.
         """
-        self._tagged = tagged
+        self._tagged, self._ranges = tagged, ranges
         self._process = RunnerProcess(find_device(device))
         self._models = 0
         self._current: tuple[object, Callable[[Mapping[str, Any]], Any]] = None, lambda feeds: None
         try:
-            measured = any(method.row.needs_data for method in methods)
-            self._ranges = calibrate(tagged.model, feeds, self._process.folder) if measured else None
-            super().__init__(tagged, units, methods, ranges=self._ranges, output=output)
+            super().__init__(tagged, units, methods, ranges=ranges, output=output)
             self.exactness = (True,)  # the device computes as it does
         except BaseException:
             self.__exit__()

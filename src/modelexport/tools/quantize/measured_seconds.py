@@ -23,18 +23,22 @@ from modelexport.tables.turns import Turns, median_interval
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
-from modelexport.tools.quantize.methods import Method
-from modelexport.tools.quantize.quantize import calibrate, quantize_model
+from modelexport.tools.quantize.methods import Method, Ranges
+from modelexport.tools.quantize.quantize import quantize_model
 from modelexport.tools.quantize.recipes import can_quantize
 from modelexport.tools.quantize.switched_model import Unit
-from modelexport.traces.calibration_data import RunInputs
 
 TURNS = 20
 """More than a profile has by default: modules that take little of the time are told apart, too."""
 
 
 def measured_seconds(
-    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: RunInputs, device: str
+    tagged: TaggedFile,
+    units: Sequence[Unit],
+    methods: Sequence[Method],
+    ranges: Ranges | None,
+    inputs: Mapping[str, Any],
+    device: str,
 ) -> dict[tuple[int, Method], float]:
     """Units and methods to the seconds of a run that the method adds, negative: those that take less than the unit as
     it is, in spite of the noise.
@@ -42,7 +46,8 @@ def measured_seconds(
     All units have one method at a time, so that neighbours of one precision are measured as they run together.
 
     Args:
-        feeds: Inputs to measure ranges with, of which the first is that of the timed runs.
+        ranges: What :func:`.quantize.calibrate` measured, for methods that need it.
+        inputs: Those of the timed runs.
     """
     if find_device(device).compiles:
         raise UsageError(
@@ -53,10 +58,8 @@ def measured_seconds(
     weighted, nodes = weighted_nodes(tagged.model), {node.name or "": node for node in tagged.model.graph}
     for method in with_progress(methods):
         assignment = {name: method for unit in units for name in unit.nodes}
-        with scratch() as folder:
-            ranges = calibrate(tagged.model, feeds, folder) if method.row.needs_data else None
-            with _written(tagged, quantize_model(tagged.model, assignment, ranges=ranges)) as file:
-                before, after = profile_in_turns(tagged.path, file, feeds[0], runs=TURNS, provider=device)
+        with _written(tagged, quantize_model(tagged.model, assignment, ranges=ranges)) as file:
+            before, after = profile_in_turns(tagged.path, file, inputs, runs=TURNS, provider=device)
         for index, unit in enumerate(units):
             if not any(can_quantize(method, nodes[name], weighted) for name in unit.nodes):
                 continue  # its neighbours have the method, and what it takes itself may still change

@@ -14,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,10 +32,15 @@ from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.saturating_products import without_saturation
 from modelexport.tools.quantize.blockwise_weights import quantize_blockwise
 
+if TYPE_CHECKING:
+    from onnxruntime.quantization.calibrate import TensorsData
+
 KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""
 
 OptionValue = int | bool | str
+Ranges: TypeAlias = "TensorsData"
+"""The least and the largest number of each value, as :func:`.quantize.calibrate` measures them."""
 _MATRICES = ("MatMul", "Gemm", "FusedMatMul")
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _BLOCKS: Mapping[str, OptionValue] = {
@@ -87,8 +92,8 @@ class MethodRow:
     """A row of the table of methods."""
 
     what: str
-    apply: Callable[[onnx.ModelProto, Method, Path | None], onnx.ModelProto]
-    """Called with a model, the method, and the file of the ranges that calibration measured, if ``needs_data``."""
+    apply: Callable[[onnx.ModelProto, Method, Ranges | None], onnx.ModelProto]
+    """Called with a model, the method, and the ranges that calibration measured, if ``needs_data``."""
     operators: tuple[str, ...] | None = None
     """The operators whose constant weight it quantizes; ``None`` if it converts every node."""
     types: tuple[ir.DataType, ...] = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -138,12 +143,14 @@ def _value(where: str, default: OptionValue, text: str, choices: tuple[str, ...]
     return int(text) if isinstance(default, int) else text
 
 
-def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = None, of: str = "the model") -> ir.Model:
+def apply_method(
+    model: onnx.ModelProto, method: Method, ranges: Ranges | None = None, of: str = "the model"
+) -> ir.Model:
     """Quantize every node of a model that a method can quantize; the names of its inputs and outputs are unchanged.
 
     Args:
         model: May be changed.
-        ranges: The file of the ranges that calibration measured, for methods that need data.
+        ranges: The ranges that calibration measured, for methods that need data.
         of: The modules that own the nodes, for messages.
     """
     try:
@@ -178,7 +185,7 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+def _dynamic(model: onnx.ModelProto, method: Method, ranges: Ranges | None) -> onnx.ModelProto:
     from onnxruntime.quantization import quantize_dynamic
 
     how = _int8(method)
@@ -192,8 +199,9 @@ _SCALES_OF_CHANNELS = 13
 """The version of ONNX's operators since which ``DequantizeLinear`` has an axis."""
 
 
-def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+def _static(model: onnx.ModelProto, method: Method, ranges: Ranges | None) -> onnx.ModelProto:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static, save_tensors_data
+    from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 
     operators, version = method.option("operators"), max(each.version for each in model.opset_import if not each.domain)
     if method.option("per_channel") and version < _SCALES_OF_CHANNELS:
@@ -206,7 +214,6 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
         "quant_format": QuantFormat.QDQ,
         "op_types_to_quantize": None if operators == "all" else operators.split("+"),
         "activation_type": QuantType.QUInt8,
-        "calibration_cache_path": ranges,
         "nodes_to_exclude": _without_scales(model, ranges),
     }
     how["extra_options"] |= {"TensorQuantOverrides": {name: [{}] for name in _with_one_scale(model)}}
@@ -221,7 +228,14 @@ def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx
     for tensor in biases:  # the library leaves a bias alone that is an input
         model.graph.initializer.remove(tensor)
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    made = model_written_by(lambda file: quantize_static(model, file, None, **how))
+
+    def write(file: Path) -> None:
+        names = {name for node in model.graph.node for name in (*node.input, *node.output)}
+        needed = {name: values for name, values in (ranges or {}).items() if name in names}
+        save_tensors_data(TensorsData(CalibrationMethod.MinMax, needed), cache := file.with_name("ranges.json"))
+        quantize_static(model, file, None, calibration_cache_path=cache, **how)
+
+    made = model_written_by(write)
     made.graph.initializer.extend(biases)
     del made.graph.input[len(made.graph.input) - len(biases) :]
     for node in [node for node in made.graph.node if node.output[0] in marks]:
@@ -257,11 +271,9 @@ def _lets_zero_pass(clip: onnx.NodeProto, model: onnx.ModelProto) -> bool:
     return all(name in bounds and sign * bounds[name] <= 0 for sign, name in signed)
 
 
-def _without_scales(model: onnx.ModelProto, ranges: Path | None) -> list[str]:
+def _without_scales(model: onnx.ModelProto, ranges: Ranges | None) -> list[str]:
     """The names of nodes with an input, an output or a constant that is not finite: no scale exists for it."""
-    from onnxruntime.quantization import load_tensors_data
-
-    ends = {name: values.range_value for name, values in load_tensors_data(ranges).items()} if ranges else {}
+    ends = {name: values.range_value for name, values in ranges.items()} if ranges else {}
     tensors = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
     numbers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
     endless = {name for name, array in (ends | numbers).items() if not np.isfinite(array).all()}
@@ -308,15 +320,15 @@ def model_written_by(run: Callable[[Path], None]) -> onnx.ModelProto:
         return onnx.load(Path(folder) / "model.onnx")
 
 
-def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], onnx.ModelProto]:
-    def run(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Ranges | None], onnx.ModelProto]:
+    def run(model: onnx.ModelProto, method: Method, ranges: Ranges | None) -> onnx.ModelProto:
         options: Mapping[str, Any] = {name: method.option(name) for name in _BLOCKS}
         return quantize_blockwise(model, bits, **options)
 
     return run
 
 
-def _float16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+def _float16(model: onnx.ModelProto, method: Method, ranges: Ranges | None) -> onnx.ModelProto:
     return in_half_precision(model)
 
 

@@ -35,7 +35,7 @@ from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tools.quantize.changes_for_devices import apply_changes
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
-from modelexport.tools.quantize.methods import Method, apply_method
+from modelexport.tools.quantize.methods import Method, Ranges, apply_method
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantized_regions import QuantizedRegions, cut_for_quantizer
 from modelexport.tools.quantize.recipes import (
@@ -128,7 +128,7 @@ def quantize(
     path, output = as_path(file), Path(output)
     check_quantized_writable(output, path)
     rules = chosen_recipe(to, keep, only, recipe)
-    tagged = read_tagged(path)
+    tagged = prepared(read_tagged(path))
     feeds = given_runs(tagged, data, processor) if data else None
     result = quantized(tagged, rules, data=feeds, folder=output.parent)
     return write_quantized(result, tagged, output, rules, feeds, check_runtime=check_runtime)
@@ -170,11 +170,18 @@ class Quantized:
 
 
 def quantized(
-    tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = None, folder: Path | None = None
+    tagged: TaggedFile,
+    recipe: Recipe,
+    *,
+    data: RunInputs | None = None,
+    ranges: Ranges | None = None,
+    folder: Path | None = None,
 ) -> Quantized:
     """Quantize a tagged file in memory; what is kept is compared with what it was.
 
     Args:
+        tagged: What :func:`.prepared_for_quantizers.prepared` returned.
+        ranges: What :func:`calibrate` measured on the data, if it did.
         folder: Where files may be written that are removed again; by default as
             :func:`modelexport.files.atomic_writing.scratch`.
 
@@ -182,15 +189,11 @@ def quantized(
         UsageError: A selector matches nothing, a method does not exist, or data are needed.
         FileFormatError: A weights file is missing or has changed.
     """
-    resolved = resolve(recipe, prepared(tagged))
+    resolved = resolve(recipe, tagged)
     if data:
         resolved = within_range(resolved, tagged, data)
-    measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
-    if measured and not data:
-        raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")
-    with scratch(folder) as place:
-        ranges = calibrate(tagged.model, data, place) if data and measured else None
-        model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
+    ranges = ranges or calibrate(tagged.model, resolved.assignment.values(), data, folder)
+    model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
     counts: dict[str, int] = defaultdict(int)
     for name in _check_kept_nodes(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
@@ -229,7 +232,7 @@ def _unquantized(before: ir.Model, after: ir.Model) -> dict[str, int]:
     return dict(sorted(mostly.items(), key=lambda entry: -entry[1]))
 
 
-def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:
+def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Ranges | None = None) -> ir.Model:
     """A copy of a model in memory, quantized; its nodes have owners.
 
     Args:
@@ -277,30 +280,43 @@ def _nodes_by_method(model: ir.Model, assignment: Assignment) -> list[tuple[Meth
     return [(method, nodes) for (method, _), nodes in parts.items()]
 
 
-def calibrate(model: ir.Model, data: RunInputs, folder: Path) -> Path:
-    """Measure the ranges of all values that a method may quantize; returns the file of them."""
-    from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
+def calibrate(
+    model: ir.Model, methods: Iterable[Method], data: RunInputs | None, folder: Path | None = None
+) -> Ranges | None:
+    """The ranges of all values that a method may quantize; ``None`` if none of the methods needs them.
+
+    Args:
+        folder: Where files may be written that are removed again, as for :func:`quantized`.
+
+    Raises:
+        UsageError: There are no data, or the model does not run with them.
+    """
+    asking = sorted({str(method) for method in methods if method.row.needs_data})
+    if not asking:
+        return None
+    if not data:
+        raise UsageError(f"{asking[0]} measures ranges on inputs like those that the model will get: give --data")
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator
 
     def fails(error: Exception) -> UsageError:
         return UsageError(f"the ranges cannot be measured with these data: {error_line(error)}")
 
-    source, ranges = folder / "calibrated.onnx", folder / "ranges.json"
-    save_model(copy_of(model), source)
-    with collected(), raised_as(fails):
-        calibrator = create_calibrator(
-            source,
-            None,  # every floating-point value
-            augmented_model_path=str(folder / "augmented.onnx"),
-            calibrate_method=CalibrationMethod.MinMax,
-            use_external_data_format=(folder / "calibrated.onnx.data").exists(),
-        )
-        calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
-        measured = calibrator.compute_data()
-        for values in measured.values():  # the library fails if one is not a number, though nothing quantizes it
-            values.lowest = np.where(np.isnan(values.lowest), np.float32(-np.inf), values.lowest)
-            values.highest = np.where(np.isnan(values.highest), np.float32(np.inf), values.highest)
-        save_tensors_data(measured, ranges)
-    return ranges
+    with scratch(folder) as place:
+        save_model(copy_of(model), source := place / "calibrated.onnx")
+        with collected(), raised_as(fails):
+            calibrator = create_calibrator(
+                source,
+                None,  # every floating-point value
+                augmented_model_path=str(place / "augmented.onnx"),
+                calibrate_method=CalibrationMethod.MinMax,
+                use_external_data_format=(place / "calibrated.onnx.data").exists(),
+            )
+            calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
+            measured = calibrator.compute_data()
+    for values in measured.values():  # the library fails if one is not a number, though nothing quantizes it
+        values.lowest = np.where(np.isnan(values.lowest), np.float32(-np.inf), values.lowest)
+        values.highest = np.where(np.isnan(values.highest), np.float32(np.inf), values.highest)
+    return measured
 
 
 def _check_kept_nodes(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:

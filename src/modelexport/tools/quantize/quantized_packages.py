@@ -32,6 +32,7 @@ from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import Package, read_package
 from modelexport.tools.quantize.executors import Executor
+from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantize import (
     Quantized,
     QuantizeResult,
@@ -73,7 +74,7 @@ def quantize_package(
     folder, output = Path(folder), Path(output)
     package = read_package(folder)
     rules = chosen_recipe(to, keep, only, recipe)
-    parts = {name: read_tagged(file) for name, file in package.files.items()}
+    parts = {name: prepared(read_tagged(file)) for name, file in package.files.items()}
     feeds = None
     if data is not None:
         feeds = given_runs(read_tagged(only_graph(folder)), data, processor or folder)

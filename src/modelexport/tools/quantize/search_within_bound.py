@@ -35,7 +35,7 @@ from modelexport.tools.quantize.methods import KEEP, Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import ErrorBound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.tools.quantize.padded_batches import ROWS, padded_batches
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
-from modelexport.tools.quantize.quantize import Quantized, quantized, weights_size
+from modelexport.tools.quantize.quantize import Quantized, calibrate, quantized, weights_size
 from modelexport.tools.quantize.ranked_steps import Candidate, rank_steps
 from modelexport.tools.quantize.sensitivity import measure_alone
 from modelexport.tools.quantize.switched_model import Choice, SwitchableSession, Unit, find_units
@@ -193,17 +193,19 @@ def search(
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
     units, kept = _chosen_and_kept(tagged, find_units(tagged, methods), list(keep), list(only))
     with stages("quantize every module by every method"):
-        switched = open_switched(tagged, units, methods, choosing, output_name, device)
+        switched = open_switched(
+            tagged, units, methods, ranges := calibrate(tagged.model, methods, choosing), output_name, device
+        )
     with switched:
         runs = _Runs(switched, measured, choosing)
         if bound is not None:
             _check_unquantized(bound, runs, tagged.path, device)
         with stages("measure each module alone"):
-            what = {"processor": processor, "output": output_name, "device": device, "metric": measured.name}
-            with workers_for(executor, tagged, units, methods, data, len(choosing), **what) as workers:
+            what = {"output": output_name, "device": device, "metric": measured.name, "ranges": ranges}
+            with workers_for(executor, tagged, units, methods, data, processor=processor, **what) as workers:
                 alone = _losses_alone(switched, methods, choosing, measured, workers)
         with stages("find what each method costs"):
-            timed = measured_seconds(tagged, units, methods, choosing, device) if least == "time" else None
+            timed = measured_seconds(tagged, units, methods, ranges, choosing[0], device) if least == "time" else None
         options = [[Candidate(0, 0, None)] for _ in units]
         for (unit, method), cost in (switched.added if timed is None else timed).items():
             if isfinite(loss := alone[unit, method]):
@@ -220,7 +222,7 @@ def search(
             choice = ranked.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
-                made = quantized(tagged, recipe, data=choosing)
+                made = quantized(tagged, recipe, data=choosing, ranges=ranges)
                 judged, in_batches = _judge(made.model, tagged.model, switched, measured, judging)
             figures = [judged] if in_batches is None else [judged, in_batches]
             if bound is None or all(map(bound.holds, figures)) or len(steps) == len(ranked.steps):

@@ -27,6 +27,7 @@ from modelexport.tools.quantize.executors import Executor, Workers, losses_of, o
 from modelexport.tools.quantize.methods import Method, parse_method
 from modelexport.tools.quantize.metrics_and_bounds import Metric, find_metric
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
+from modelexport.tools.quantize.quantize import calibrate
 from modelexport.tools.quantize.recipes import left_alone
 from modelexport.tools.quantize.switched_model import SwitchableSession, Unit, find_units
 from modelexport.traces.calibration_data import RunInputs, given_runs
@@ -104,10 +105,11 @@ def sensitivity(
     feeds = given_runs(tagged, data, processor)
     units = find_units(tagged, [method])
     notes = [*left_alone((node, method) for node in tagged.model.graph).values()]
-    what = {"processor": processor, "output": output_name, "device": device, "metric": metric}
+    ranges = calibrate(tagged.model, [method], feeds)
+    what = {"processor": processor, "output": output_name, "device": device, "metric": metric, "ranges": ranges}
     with (
-        open_switched(tagged, units, [method], feeds, output_name, device) as switched,
-        workers_for(executor, tagged, units, [method], data, len(feeds), **what) as workers,
+        open_switched(tagged, units, [method], ranges, output_name, device) as switched,
+        workers_for(executor, tagged, units, [method], data, **what) as workers,
     ):
         choices = [(i, method) for i in range(len(units))]
         losses, agreement = measure_alone(switched, choices, feeds, measured, steady, notes.append, workers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -27,7 +26,7 @@ from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import Session, open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.equal_method_groups import find_groups, merged, weighted_nodes
-from modelexport.tools.quantize.methods import Method, apply_method
+from modelexport.tools.quantize.methods import Method, Ranges, apply_method
 from modelexport.tools.quantize.quantized_regions import cut_for_quantizer, import_operators
 from modelexport.tools.quantize.recipes import can_quantize
 from modelexport.tools.quantize.weights_behind import weight_behind, weights_behind
@@ -78,7 +77,7 @@ class SwitchableSession:
         units: Sequence[Unit],
         methods: Sequence[Method],
         *,
-        ranges: Path | None = None,
+        ranges: Ranges | None = None,
         output: str | None = None,
     ) -> None:
         """Quantize every unit by every method, and open the session.

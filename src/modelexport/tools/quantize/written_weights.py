@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +25,7 @@ from modelexport.regions.region import Region, weights_of
 from modelexport.runtime.saturating_products import unsigned_copy
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
-from modelexport.tools.quantize.methods import Method, has_channels
+from modelexport.tools.quantize.methods import Method, Ranges, has_channels
 from modelexport.tools.quantize.weights_behind import same_nodes, same_tensors
 from modelexport.traces.tolerances import OF_BIASES, TIMES_MOVED
 
@@ -50,7 +49,7 @@ def check_written(
     method: Method,
     before: ir.Model,
     changed: ir.Model,
-    ranges: Path | None = None,
+    ranges: Ranges | None = None,
 ) -> None:
     """Refuse products that are off by more than a method rounds, and values whose scales do not hold their range.
 
@@ -72,13 +71,11 @@ def check_written(
 class _Comparison:
     """A floating-point model and the quantized one made of it, in which corresponding values have the same name."""
 
-    def __init__(self, method: Method, before: ir.Model, after: ir.Model, ranges: Path | None) -> None:
-        from onnxruntime.quantization import load_tensors_data
-
+    def __init__(self, method: Method, before: ir.Model, after: ir.Model, ranges: Ranges | None) -> None:
         self._method, self._before, self._after = method, before, after
         self._there = {value.name: value for node in after.graph for value in node.outputs}
         self._there |= {value.name: value for value in after.graph.inputs}
-        self._measured = load_tensors_data(ranges) if ranges else {}
+        self._measured = ranges or {}
         self._draw = np.random.default_rng(0)
 
     def differences(self) -> Iterator[tuple[str, str]]:
