@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from modelexport.runtime import runner_process
 from modelexport.runtime.devices import Device, find_device, find_devices
 from modelexport.runtime.runner import output_error
 from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes, with_fixed_sizes
+from modelexport.tools.devices import device_regions
 from modelexport.tools.devices.device_check import check
 from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
@@ -72,7 +74,7 @@ def file(shared: Shared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pat
 def checked(file: Path, device: SpoiledDevice) -> DeviceReport:
     """The file on a device that is wrong by design."""
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
-    return check(load(file), feeds, device)
+    return check(RegionCutter(load(file), feeds), device)
 
 
 def test_a_device_that_is_right_runs_the_whole_and_nothing_else(file: Path) -> None:
@@ -144,14 +146,24 @@ def test_a_change_that_makes_a_region_right_is_tried_and_written(file: Path, tmp
     spoils = is_fused("Add", "LayerNormalization") if fuses else is_operator("LayerNormalization")
     device, tagged = SpoiledDevice(spoils), load(file)
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
-    report = check(tagged, feeds, device)
-    fix = find_changes(tagged, report, tmp_path / "fixed.onnx", feeds, device)
+    report = check(regions := RegionCutter(tagged, feeds), device)
+    fix = find_changes(regions, report, tmp_path / "fixed.onnx", device)
     assert (fix.agrees, fix.unchanged) == (True, [])
     assert {step.change for step in fix.steps} == ({"apart"} if fuses else {"definition"})
     fixed = load(tmp_path / "fixed.onnx")
-    assert check(fixed, feeds, device).agrees
+    assert check(RegionCutter(fixed, feeds), device).agrees
     assert not fixed.coverage.untagged
     assert {str(owner_of(node).call) for node in fixed.nodes} == {str(owner_of(node).call) for node in tagged.nodes}
+
+
+def test_the_right_values_of_a_file_are_computed_once_for_all_changes(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_regions, "FileRun", ran := Mock(side_effect=device_regions.FileRun))
+    device, feeds = SpoiledDevice(is_fused("Add", "LayerNormalization")), {"x": np.ones((1, 5, 8), np.float32)}
+    regions = RegionCutter(load(file), feeds)
+    find_changes(regions, check(regions, device), tmp_path / "fixed.onnx", device)
+    assert [call.args[0] for call in ran.call_args_list].count(regions.tagged.model) == 1
 
 
 @pytest.mark.slow
@@ -162,9 +174,9 @@ def test_what_a_type_costs_is_regained_by_more_precise_types(file: Path, tmp_pat
     device = SpoiledDevice(lambda node: node.op_type == "DequantizeLinear" and node.inputs[0].dtype == UINT8, by=1.0001)
     device.device = msgspec.structs.replace(device.device, computes="float16")
     tagged = load(tmp_path / "int8.onnx")
-    report = check(tagged, feeds, device, bound=1e-5)
+    report = check(regions := RegionCutter(tagged, feeds), device, bound=1e-5)
     assert (report.whole.status, report.culprits) == ("rounding", [])
-    fix = find_changes(tagged, report, tmp_path / "fixed.onnx", feeds, device)
+    fix = find_changes(regions, report, tmp_path / "fixed.onnx", device)
     assert fix.agrees
     assert {step.change for step in fix.steps} == {"int16"}
     assert fix.moved > 1e-4, "it is nearer to the unquantized file"
@@ -276,7 +288,7 @@ def test_a_device_without_an_answer_for_a_region_is_not_passed_over(file: Path) 
 
     feeds = {"x": np.ones((1, 5, 8), np.float32)}
     with pytest.raises(UsageError, match="answered nonsense"):
-        check(load(file), feeds, Garbled(is_operator("Erf")), modules=[ModuleCall("head")])
+        check(RegionCutter(load(file), feeds), Garbled(is_operator("Erf")), modules=[ModuleCall("head")])
 
 
 def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +16,6 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.runner_process import RunnerResult, inputs_with_dynamic_axes
 from modelexport.runtime.saturating_products import saturation_notes
-from modelexport.tagged.file import TaggedFile
 from modelexport.tools.devices.device_regions import ReferenceRegion, RegionCutter
 from modelexport.tools.devices.device_report import (
     DeviceReport,
@@ -36,8 +35,7 @@ _REASONS = 3
 
 
 def check(
-    tagged: TaggedFile,
-    feeds: Mapping[str, Any],
+    regions: RegionCutter,
     runs: RegionRunner,
     *,
     modules: Sequence[ModuleCall] = (),
@@ -48,7 +46,7 @@ def check(
     """Find what is wrong with a file on a device: the whole file is run first, then calls, then regions
     (:mod:`.device_regions`).
     """
-    checker = _DeviceCheck(tagged, RegionCutter(tagged, feeds), runs, bound, tell)
+    tagged, checker = regions.tagged, _DeviceCheck(regions, runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
     for call in modules:
@@ -70,13 +68,11 @@ def check(
 
 
 class _DeviceCheck:
-    def __init__(
-        self, tagged: TaggedFile, regions: RegionCutter, runs: RegionRunner, bound: float, tell: Callable[[str], None]
-    ) -> None:
-        self._tagged, self._regions, self._runs, self._bound, self._tell = tagged, regions, runs, bound, tell
+    def __init__(self, regions: RegionCutter, runs: RegionRunner, bound: float, tell: Callable[[str], None]) -> None:
+        self._tagged, self._regions, self._runs, self._bound, self._tell = regions.tagged, regions, runs, bound, tell
         self.looked_at: dict[str, RegionReport] = {}
         self._reports: dict[tuple[ir.Node, ...], RegionReport] = {}
-        self._root = next(iter(tagged.calls)).call
+        self._root = next(iter(self._tagged.calls)).call
         self._result = RunnerResult(status="failed")
         """The result of the whole file."""
 

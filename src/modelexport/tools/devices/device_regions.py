@@ -104,7 +104,7 @@ class RegionCutter:
     """
 
     def __init__(self, tagged: TaggedFile, inputs: Mapping[str, Any]) -> None:
-        self._tagged, self._inputs = tagged, inputs
+        self.tagged, self.inputs = tagged, inputs
         with suppress(UsageError):  # the CPU has no kernel
             infer_types(tagged)
         self._bytes = 0
@@ -122,17 +122,17 @@ class RegionCutter:
 
     def whole(self) -> ReferenceRegion:
         """The file itself."""
-        model = self._tagged.model
+        model = self.tagged.model
         values = [value for value in model.graph.outputs if value in self._right]
         right = {value.name or "": self._array(value) for value in values}
-        folder, taken = self._tagged.path.parent, dict(self._inputs)
-        return ReferenceRegion(".", self._tagged.nodes, model, folder, taken, _comparable(right), self._type)
+        folder, taken = self.tagged.path.parent, dict(self.inputs)
+        return ReferenceRegion(".", self.tagged.nodes, model, folder, taken, _comparable(right), self._type)
 
     def of_call(self, call: ModuleCall) -> ReferenceRegion | None:
         """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
         if call.address in ("", ".") or not self._cutter.has_nodes(call):
             return None
-        return self._region(str(call), self._tagged.nodes_of(call), self._cutter.cut_call(call))
+        return self._region(str(call), self.tagged.nodes_of(call), self._cutter.cut_call(call))
 
     def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> ReferenceRegion | None:
         """Some nodes of the main graph; ``None`` if they depend on no input, or cannot be cut out."""
@@ -152,7 +152,7 @@ class RegionCutter:
         }
         outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
         taken, right = ({key: self._array(source) for key, source in side.items()} for side in (inputs, outputs))
-        folder = self._tagged.path.parent
+        folder = self.tagged.path.parent
         return ReferenceRegion(name, tuple(nodes), cut.model, folder, taken, _comparable(right), self._type)
 
     def _array(self, value: ir.Value) -> Any:
@@ -174,4 +174,4 @@ class RegionCutter:
             return array
 
         with suppress(NodeError):  # what follows has no right values
-            self._run.run(self._inputs, watch)
+            self._run.run(self.inputs, watch)

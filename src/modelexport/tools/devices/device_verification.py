@@ -21,6 +21,7 @@ from modelexport.tables.table import Table
 from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.terminal.progress import stages_on_line
 from modelexport.tools.devices.device_check import check
+from modelexport.tools.devices.device_regions import RegionCutter
 from modelexport.tools.devices.device_report import DeviceReport
 from modelexport.tools.devices.device_text import format_device
 from modelexport.tools.devices.found_changes import find_changes
@@ -74,10 +75,11 @@ def verify_on_device(
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
     with RegionRuns(on, limit=limit, keep=keep) as runs:
-        report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=progress)
+        regions = RegionCutter(tagged, feeds)
+        report = check(regions, runs, modules=chosen, inputs=source, bound=bound, tell=progress)
         if fix is None or report.agrees:
             return report
-        return msgspec.structs.replace(report, fix=find_changes(tagged, report, fix, feeds, runs, progress))
+        return msgspec.structs.replace(report, fix=find_changes(regions, report, fix, runs, progress))
 
 
 def verify_with_table(

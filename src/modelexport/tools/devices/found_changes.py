@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -33,10 +32,9 @@ _UNITS = 24
 
 
 def find_changes(
-    tagged: TaggedFile,
+    regions: RegionCutter,
     report: DeviceReport,
     output: Path,
-    feeds: Mapping[str, Any],
     runs: RegionRunner,
     tell: Callable[[str], None] = lambda step: None,
 ) -> FoundChanges:
@@ -47,15 +45,14 @@ def find_changes(
     device cost more than the bound, the modules that lose most get a more precise type.
     """
     with scratch(output.parent) as folder:
-        search = _Search(tagged, feeds, runs, report.bound, folder, tell)
+        search = _Search(regions, runs, report.bound, folder, tell)
         unchanged = search.change_wrong(report)
         if not search.report.agrees:
             search.change_imprecise()
         if search.steps:
-            quantize(
-                tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False
-            )
-        whole, regions = search.report.whole, (RegionCutter(file, feeds).whole() for file in (tagged, search.file))
+            recipe = Recipe(search.rules, (f"made for {runs.device}",))
+            quantize(regions.tagged.path, output, recipe=recipe, check_runtime=False)
+        whole = search.report.whole
         return FoundChanges(
             path=str(output) if search.steps else "",
             recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
@@ -64,7 +61,7 @@ def find_changes(
             status=whole.status,
             error=whole.error,
             rounding=whole.rounding,
-            moved=error_between(*(region.outputs for region in regions)),
+            moved=error_between(regions.whole().outputs, search.regions.whole().outputs),
             nodes=whole.nodes,
         )
 
@@ -74,18 +71,22 @@ class _Search:
 
     def __init__(
         self,
-        tagged: TaggedFile,
-        feeds: Mapping[str, Any],
+        regions: RegionCutter,
         runs: RegionRunner,
         bound: float,
         folder: Path,
         tell: Callable[[str], None],
     ) -> None:
-        self._tagged, self._feeds, self._runs, self._bound = tagged, feeds, runs, bound
+        self._unchanged, self._runs, self._bound = regions, runs, bound
         self._folder, self._tell, self._files = folder, tell, 0
         self.steps: list[FoundChange] = []
-        self.file = tagged
+        self.regions = regions
+        """Those of the file with the changes of the steps."""
+
+    @property
+    def file(self) -> TaggedFile:
         """The file with the changes of the steps."""
+        return self.regions.tagged
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -96,15 +97,13 @@ class _Search:
         """Change wrong regions, round by round; returns the addresses of those that no change makes right."""
         self.report, unchanged = report, list[str]()
         for _ in range(_ROUNDS):
-            regions = RegionCutter(self.file, self._feeds)
-            steps = [self._first_step(culprit, regions) for culprit in self.report.culprits]
+            steps = list(map(self._first_step, self.report.culprits))
             pairs = zip(self.report.culprits, steps, strict=True)
             unchanged = [culprit.address for culprit, step in pairs if step is None]
             if not any(steps):
                 break
             self.steps += [step for step in steps if step is not None]
-            self.file = self._changed(self.rules)
-            self.report = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
+            self._look_again()
         return unchanged
 
     def change_imprecise(self) -> None:
@@ -120,14 +119,18 @@ class _Search:
             if steps and self._agrees(steps):
                 count = bisect_left(range(1, len(steps)), True, key=lambda count: self._agrees(steps[:count])) + 1
                 self.steps += steps[:count]
-                self.file = self._changed(self.rules)
-                self.report = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
+                self._look_again()
                 return
+
+    def _look_again(self) -> None:
+        """Make the file with the changes of the steps, and find what is wrong with it."""
+        self.regions = self._changed(self.rules)
+        self.report = check(self.regions, self._runs, bound=self._bound, tell=self._tell)
 
     def _agrees(self, steps: Sequence[FoundChange]) -> bool:
         """Whether the file is within the bound with more steps."""
         self._tell(f"{plural(len(steps), 'module')}: {CHANGES[steps[0].change]}")
-        region = RegionCutter(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
+        region = self._changed((*self.rules, *map(_rule, steps))).whole()
         return self._runs.run(region).error <= self._bound
 
     def _level(self) -> tuple[list[ModuleCall], list[ModuleCall]]:
@@ -143,26 +146,25 @@ class _Search:
         self, opened: Sequence[ModuleCall], level: Sequence[ModuleCall]
     ) -> Iterator[tuple[float, ModuleCall, list[str]]]:
         """Errors of calls that each run alone on the device, with their nodes; of opened ones, only what they own."""
-        regions = RegionCutter(self.file, self._feeds)
         for call in (*opened, *level):
             nodes = [node for node in self.file.nodes_of(call) if node.graph is self.file.model.graph]
             nodes = [node for node in nodes if call not in opened or is_owned(node, call)]
-            if (region := regions.of_nodes(str(call), nodes, [call])) is not None:
+            if (region := self.regions.of_nodes(str(call), nodes, [call])) is not None:
                 self._tell(str(call))
                 yield self._runs.run(region).error, call, [node.name or "" for node in nodes]
 
-    def _changed(self, rules: Sequence[Rule]) -> TaggedFile:
+    def _changed(self, rules: Sequence[Rule]) -> RegionCutter:
         self._files += 1
         path = self._folder / f"{self._files}.onnx"
-        quantize(self._tagged.path, path, recipe=Recipe(tuple(rules)), check_runtime=False)
-        return read_tagged(path)
+        quantize(self._unchanged.tagged.path, path, recipe=Recipe(tuple(rules)), check_runtime=False)
+        return RegionCutter(read_tagged(path), self._unchanged.inputs)
 
-    def _first_step(self, culprit: RegionReport, regions: RegionCutter) -> FoundChange | None:
+    def _first_step(self, culprit: RegionReport) -> FoundChange | None:
         """The first change that makes a wrong region right."""
         call = self.file.find(culprit.address or ".")
         names = set(culprit.node_names) or {node.name or "" for node in self.file.nodes_of(call)}
         nodes = [node for node in self.file.model.graph if node.name in names and node.op_type != "Constant"]
-        region = regions.of_nodes(str(call), nodes, [call])
+        region = self.regions.of_nodes(str(call), nodes, [call])
         if region is None:
             return None
         chosen, operators = [node.name or "" for node in nodes], [node.op_type for node in nodes]

@@ -132,7 +132,7 @@ def verify_results(
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=read.kit.seed)
     if _digest(tagged, feeds) != read.kit.digest:
         raise FileFormatError(f"the kit of {results} {_OF_OTHERS}")
-    return check(tagged, feeds, _ResultsOfKit(read), inputs=source, bound=bound)
+    return check(RegionCutter(tagged, feeds), _ResultsOfKit(read), inputs=source, bound=bound)
 
 
 class _ResultsOfKit:
