@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -18,6 +19,8 @@ from modelexport import export, load, verify
 from modelexport.capture import FrontEnd
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.tools.optimizers.optimize_tools import optimize_file
+from modelexport.verify import model_and_file
+from modelexport.verify.compared_runs import compare_runs
 from modelexport.verify.verify_report import VerifyReport
 
 NAMES = (
@@ -606,6 +609,21 @@ def test_a_model_that_refuses_float64_is_compared_in_its_own_types(tmp_path: Pat
     report = proven(OnlyFloat32().eval(), {"x": torch.randn(3, 8)}, tmp_path)
     assert report.agrees
     assert next(call for call in report.calls if call.address == "block.linear").status == "agree"
+
+
+class AsksForType(nn.Module):
+    """Computes something else in float64."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if x.dtype is torch.float64 else 3)
+
+
+def test_a_model_that_asks_for_its_type_is_compared_once_in_float64_and_once_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_and_file, "compare_runs", compared := Mock(side_effect=compare_runs))
+    assert proven(AsksForType(), {"x": torch.randn(3, 8)}, tmp_path).agrees
+    assert compared.call_count == 2
 
 
 class Padded(nn.Module):
