@@ -14,6 +14,7 @@ from torch import nn
 from modelexport import export
 from modelexport.capture.repairs.special_functions import error_inverse
 from modelexport.capture.repairs.translations import translations
+from modelexport.errors import CaptureError
 from truth import wrong
 
 A, B = torch.linspace(-2, 3, 40).reshape(2, 4, 5), torch.tensor([[0, 3], [1, -100]])
@@ -189,6 +190,10 @@ TRACED: dict[str, Callable[..., Any]] = {
     "cosines of vectors of other shapes and types": lambda t, x: (
         *(F.cosine_similarity(x, other, -1) for other in (x[0, 0], x[..., :1], x[:, :1].double(), (x * 9).long())),
     ),
+    "distances of equal rows, and of odd powers": lambda t, x: [
+        F.pairwise_distance(x, x) * 1e6,
+        *(F.pairwise_distance(x, x.flip(-1), p=p, keepdim=True) for p in (1, 2.5, 3, float("inf"))),
+    ],
     "certain choices": lambda t, x: (
         torch.bernoulli((x > 0).float(), out=torch.empty_like(x)),
         x.clone().bernoulli_(1.0),
@@ -204,6 +209,39 @@ def test_both_front_ends_compute_what_pytorch_does(case: str, frontend: Any, tmp
     result = export(model, (A,), tmp_path / "m.onnx", frontend=frontend, check=False)
     assert wrong(tmp_path / "m.onnx", model, (A,)) == ""
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+ADDED: dict[str, Callable[..., torch.Tensor]] = {
+    "index_put": lambda t, i, x: t.index_put((i,), x, accumulate=True),
+    "index_put of two axes": lambda t, i, x: t.index_put((i, i % 4), x[:, 0], accumulate=True),
+    "index_put from the end": lambda t, i, x: t.index_put((-1 - i,), x, accumulate=True),
+    "index_add": lambda t, i, x: t.index_add(0, i, x),
+    "scatter_add": lambda t, i, x: t.scatter_add(0, i[:, None].expand(-1, 4), x),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", ADDED)
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_what_is_written_twice_is_added_twice_also_if_the_example_writes_once(
+    case: str, frontend: Any, tmp_path: Path
+) -> None:
+    model, x = Computes(ADDED[case]).eval(), torch.linspace(1, 2, 20).reshape(5, 4)
+    export(model, (torch.tensor([0, 1, 2, 5, 7]), x), tmp_path / "m.onnx", frontend=frontend)
+    assert wrong(tmp_path / "m.onnx", model, (torch.tensor([3, 1, 3, 3, 1]), x)) == ""
+
+
+@pytest.mark.parametrize("case", ["index_put", "index_add", "scatter_add"])
+def test_a_trace_that_adds_is_refused_for_opsets_whose_writes_do_not_add(case: str, tmp_path: Path) -> None:
+    inputs = torch.tensor([0, 1, 2, 5, 7]), torch.ones(5, 4)
+    with pytest.raises(CaptureError, match="a write that adds needs opset 16, and not 15"):
+        export(Computes(ADDED[case]).eval(), inputs, tmp_path / "m.onnx", frontend="torchscript", opset=15)
+
+
+def test_a_trace_that_adds_by_a_mask_is_refused(tmp_path: Path) -> None:
+    model = Computes(lambda t, x: x.index_put((x > 0,), torch.tensor(2.0), accumulate=True)).eval()
+    with pytest.raises(CaptureError, match="a write by a mask that adds is not translated"):
+        export(model, (-torch.ones(2, 3),), tmp_path / "m.onnx", frontend="torchscript")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ exporter can remove these values, and the order of the outputs identifies them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import re
 import traceback
@@ -38,6 +39,7 @@ from modelexport.capture.front_end_options import DEFAULTS, TRACED_OPSETS, Front
 from modelexport.capture.lines_of_code import LinesOfCode
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.presumed_answers import Presumed
+from modelexport.capture.repairs.indexing import adding_what_is_written_twice
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
@@ -99,7 +101,9 @@ def capture_by_tracing(
     file = io.BytesIO()
     failed: CaptureError | None = None
     kept = untouched(model, runs=False, changed=overwritten)  # modes, as one that sees writes, disturb a trace
-    with kept, traced.recorder.attached(), replaced(_NOTHING_MERGED), translatable(model):
+    adding = functools.partial(adding_what_is_written_twice, opset or TRACED_OPSETS[-1])
+    replacements = {**_NOTHING_MERGED, "translations": lambda translate: marking_operations(adding(translate))}
+    with kept, traced.recorder.attached(), replaced(replacements), translatable(model):
         try:
             torch.onnx.export(
                 traced,
@@ -380,13 +384,11 @@ _NOTHING_MERGED: Mapping[str, Callable[[Any], Any]] = {
     "merging": lambda _: lambda graph: False,
     "fusing": _between_boundaries,
     "log": lambda _: lambda *lines: None,
-    "translations": marking_operations,
 }
 """Functions of the exporter that are replaced so that its passes do not merge nodes of different calls.
 
 - Equal nodes are not merged. Our own optimizer does that, and records all owners.
 - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only one
   is in the call.
-- Nodes are marked with the operation that they were made for.
 - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
 """

@@ -130,3 +130,34 @@ def with_source_of_index(operator: Any) -> Callable[..., Any]:
         return operator(self, dim, index, src) if larger else NotImplemented
 
     return scattered
+
+
+def adding_what_is_written_twice(opset: int, translate: Callable[..., Any]) -> Callable[..., Any]:
+    """The exporter's function that translates a node of a trace. For a write that adds, it makes one that replaces, of
+    which only the last to an element is left: ONNX's writes add from opset 16 on.
+    """
+
+    def added(graph: Any, block: Any, node: Any, inputs: Any, env: Any, known: Any, made: Any, *how: Any) -> Any:
+        results = translate(graph, block, node, inputs, env, known, made, *how)
+        if _adds(node):
+            writes = [new for new in made if new.kind() in _WRITES]
+            if not writes:
+                raise NotImplementedError("a write by a mask that adds is not translated")
+            if opset < _FIRST_THAT_ADDS:
+                raise NotImplementedError(f"a write that adds needs opset {_FIRST_THAT_ADDS}, and not {opset}")
+            for write in writes:
+                write.s_("reduction", "add")
+        return results
+
+    return added
+
+
+def _adds(node: torch.Node) -> bool:
+    """Whether an operation of a trace adds all that it writes to one element."""
+    kind = node.kind().removeprefix("aten::").rstrip("_")
+    return kind in ("scatter_add", "index_add") or (kind == "index_put" and bool(list(node.inputs())[3].toIValue()))
+
+
+_WRITES = ("onnx::ScatterND", "onnx::ScatterElements", "onnx::Scatter")
+_FIRST_THAT_ADDS = 16
+"""The opset in which ``ScatterND`` and ``ScatterElements`` got the attribute ``reduction``."""

@@ -244,6 +244,11 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     return (first * second).sum(dim)
 
 
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    """``torch.pairwise_distance``: the exporter leaves out ``eps``, and signs where ``p`` is odd."""
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
 TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli), drawn_below),
     torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
@@ -257,6 +262,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
     torch.cosine_similarity: cosine_similarity,
+    torch.pairwise_distance: pairwise_distance,
     torch.diff: difference,
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
