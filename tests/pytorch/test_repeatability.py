@@ -119,11 +119,12 @@ def test_a_model_whose_result_depends_on_earlier_runs_is_a_warning_in_python(tmp
         export(Averages(), (X,), tmp_path / "x.onnx")
 
 
+@pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("padded", [True, False])
-def test_the_fused_encoder_is_told_of_with_a_mask_that_hides_nothing_too(padded: bool) -> None:
+def test_the_fused_encoder_is_told_of_with_a_mask_that_hides_nothing_too(padded: bool, length: int) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
-    mask = torch.tensor([[False] * 5, [False] * 3 + [padded] * 2])
-    found = find_unrepeatable(model, {"src": torch.rand(2, 5, 8), "src_key_padding_mask": mask})
+    mask = torch.tensor([[False] * length, [False] * (length - 1) + [padded]])
+    found = find_unrepeatable(model, {"src": torch.rand(2, length, 8), "src_key_padding_mask": mask})
     assert [one.kind for one in found] == ["fused"]
-    assert not find_unrepeatable(model, {"src": torch.rand(2, 5, 8)})
+    assert not find_unrepeatable(model, {"src": torch.rand(2, length, 8)})

@@ -195,3 +195,15 @@ def test_formulas_that_overflow(tmp_path: Path) -> None:
     assert verify(LogOfSum(naive=True), x, tmp_path / "x.onnx").agrees  # in PyTorch as well
     report = verify(LogOfSum(naive=False), x, tmp_path / "x.onnx")
     assert [one.what for one in report.others if one.status == "differ"] == ["numbers a thousand times as large"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_integers_of_few_bits_become_larger_as_far_as_their_type_goes(dtype: torch.dtype, tmp_path: Path) -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.float() / 2
+
+    inputs = (torch.tensor([1, 40, 90], dtype=dtype),)
+    result = export(Halves(), inputs, tmp_path / "x.onnx", frontend="dynamo", verify=True)
+    assert result.verified is not None
+    assert [other.status for other in result.verified.others if other.what == "larger integers"] == ["agree"]

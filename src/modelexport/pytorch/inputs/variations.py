@@ -210,7 +210,8 @@ def _counts(tensor: torch.Tensor) -> bool:
 
 
 def _larger(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.where(tensor < _COUNTED, (4 * tensor.abs()).clamp(max=_COUNTED).to(tensor.dtype), tensor)
+    most, wide = min(_COUNTED, torch.iinfo(tensor.dtype).max), tensor.long()
+    return torch.where(wide < most, (4 * wide.abs()).clamp(max=most), wide).to(tensor.dtype)
 
 
 _COUNTED = 1000
@@ -265,11 +266,11 @@ def _filled(fill: Callable[..., Any], names: Collection[str]) -> Change:
 def is_mask_of_zeros_and_ones(tensor: torch.Tensor) -> bool:
     """Whether a tensor has nothing but zeros and ones, in rows that are long enough not to be so by chance.
 
-    If it is of conditions, it may have no ones: what is true then is padding.
+    If it is of conditions, two are enough, and it may have no ones: what is true then is padding.
     """
-    ones = tensor == 1
-    some = tensor.dtype is torch.bool or bool(ones.any())
-    return some and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all())
+    ones, conditions = tensor == 1, tensor.dtype is torch.bool
+    rows = tensor.ndim >= 2 and tensor.shape[-1] > (1 if conditions else 3)
+    return rows and (conditions or bool(ones.any())) and bool((ones | (tensor == 0)).all())
 
 
 def _padded(mask: torch.Tensor, index: int, *, left: bool = True) -> torch.Tensor:
