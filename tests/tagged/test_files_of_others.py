@@ -90,6 +90,12 @@ def test_a_class_that_operators_tell_is_marked_as_a_guess(tmp_path: Path) -> Non
     assert [str(call) for call in tagged.select("class:Linear?").calls] == ["a.fc"]
 
 
+@pytest.mark.parametrize("operator", ["Flatten", "Identity"])
+def test_an_operator_that_gives_its_input_another_shape_hides_no_class(operator: str, tmp_path: Path) -> None:
+    path = chain([(operator, f"/a/fc/{operator}", ""), ("MatMul", "/a/fc/MatMul", "w")], tmp_path / "m.onnx")
+    assert [str(call) for call in modelexport.load(path).select("class:Linear?").calls] == ["a.fc"]
+
+
 def test_a_file_without_a_tree_shows_what_it_has_and_every_command_takes_it(tmp_path: Path) -> None:
     path = chain([("MatMul", "MatMul_0", "w"), ("Relu", "Relu_1", "")], tmp_path / "m.onnx", producer_name="keras2onnx")
     shown = run("tree", path, cwd=tmp_path)

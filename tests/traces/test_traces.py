@@ -16,10 +16,13 @@ from modelexport import traces
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
+from modelexport.format.documents import TransformStep
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import set_owner
+from modelexport.graph.parameter_plans import record_plan
 from modelexport.traces.array_differences import compare_arrays, compare_outputs, relative_error
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.file_trace import exact_constants, measure_noise, trace_file
+from modelexport.traces.file_trace import exact_constants, is_moved_parameter, measure_noise, trace_file
 from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.numpy_kernels import erf
@@ -35,6 +38,18 @@ def graph(text: str) -> ir.Model:
 
 def value_named(model: ir.Model, name: str) -> ir.Value:
     return next(value for node in model.graph.all_nodes() for value in node.outputs if value.name == name)
+
+
+@pytest.mark.parametrize(
+    ("operator", "is_moved"),
+    [("Reshape", True), ("Flatten", True), ("Expand", True), ("Gather", True), ("Cast", False), ("Mul", False)],
+)
+def test_a_constant_has_the_numbers_of_a_parameter_if_only_its_elements_are_moved(
+    operator: str, is_moved: bool
+) -> None:
+    value = ir.val("w", const_value=ir.tensor(NUMBERS))
+    record_plan(value, ParameterPlan(["w"], [TransformStep("Constant"), TransformStep(operator, ["w", "%0"], {}, 13)]))
+    assert is_moved_parameter(value) is is_moved
 
 
 # --- a file is run ----------------------------------------------------------------------------------------------------

@@ -354,6 +354,38 @@ def test_a_fault_is_found_in_its_call(row: Row, sound: Callable[[str], Sound], t
     assert report.diverging.address == expected, report.diverging.reason
 
 
+class Flat(nn.Module):
+    """Returns the result of its ``Relu`` in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)).flatten(1)
+
+
+@pytest.mark.parametrize("moves", ["Flatten", "Reshape"])
+def test_a_wrong_call_is_found_whichever_operator_gives_the_value_another_shape(moves: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(Flat(), nn.Linear(18, 4)).eval(), (torch.randn(2, 3, 4),)
+    export(model, inputs, tmp_path / "x.onnx", frontend="dynamo", check=False)
+    file = load_onnx(tmp_path / "x.onnx")
+    for node in file.graph:
+        if node.op_type == "Reshape":
+            assert list(node.attributes) == ["allowzero"]
+            node.op_type = moves
+            if moves == "Flatten":
+                node.attributes.clear()
+                node.resize_inputs(1)
+        elif node.op_type == "Relu":
+            owner("0.linear")(node)
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == "0.linear"
+
+
 class Gate(nn.Module):
     """Decides which of two modules is called."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from modelexport.tools.compare.change_checks import check_changes
 from modelexport.tools.compare.loss_text import format_losses
 from modelexport.tools.cut.splitting import split
 from modelexport.tools.optimizers.optimize_tools import optimize_file
+from modelexport.verify.onnxruntime_outputs import output_steps
 from runtime_files import runtime_files
 
 FILES = {file.name: file for file in runtime_files()}
@@ -27,6 +29,18 @@ KINDS = {
     "transposed by (0, 2, 1)": "ONNX Runtime's optimizer QDQPropagationTransformer",
     "5 places of axis 0 reversed": "ONNX Runtime's optimizer GatherToSliceFusion",
 }
+
+
+@pytest.mark.parametrize("moved", ["Flatten (d)", "Transpose (d)", "Expand (d, sizes)", "Slice (d, one, two)"])
+def test_an_output_has_the_step_of_the_integers_whose_elements_it_has(moved: str) -> None:
+    constants = (
+        "float step = {0.5}, uint8 zero = {3}, int64[3] sizes = {2, 2, 4}, int64[1] one = {1}, int64[1] two = {2}"
+    )
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 4] x) => (float[] y) <{constants}> {{
+            q = QuantizeLinear (x, step, zero)  d = DequantizeLinear (q, step, zero)  y = {moved}
+        }}""")
+    assert output_steps(model) == {"y": 0.5}
 
 
 @pytest.fixture(params=KINDS)

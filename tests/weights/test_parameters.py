@@ -244,6 +244,19 @@ def test_a_weight_is_folded_if_that_can_be_undone_and_needs_no_large_constant(
     assert (len(load(tmp_path / "x.onnx").nodes) == 1) == folded
 
 
+def test_a_weight_whose_blocks_become_channels_is_folded_and_found(tmp_path: Path) -> None:
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid = nn.Parameter(torch.rand(1, 4, 3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + nn.functional.pixel_shuffle(self.grid, 2)
+
+    assert list(exported_model(Blocks(), tmp_path / "x.onnx", x=torch.ones(1, 1, 6, 6)).values()) == [["grid"]]
+    assert [node.op_type for node in load(tmp_path / "x.onnx").nodes] == ["Add"]
+
+
 def test_a_changed_weight_is_found(exported: Exporter) -> None:
     case = exported("blocks")
     model = case.case.build()

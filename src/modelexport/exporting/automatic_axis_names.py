@@ -12,6 +12,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import Port
 from modelexport.exporting.requested_names import with_symbols
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.operator_kinds import RECURRENT
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.graph.size_symbols import SYMBOL
 
@@ -116,7 +117,7 @@ def _words_of_operators(model: ir.Model) -> dict[str, str]:
         axes: Sequence[str] = ()
         if node.op_type.endswith(("Conv", "ConvTranspose", "Pool")):
             axes = ("batch", "channels", *_SPATIAL.get(len(value.shape or ()), ()))
-        elif node.op_type in ("RNN", "LSTM", "GRU"):
+        elif node.op_type in RECURRENT:
             axes = ("sequence", "batch")
             if value.shape is None and (before := value.producer()) is not None and before.op_type == "Transpose":
                 value, axes = before.inputs[0] or value, ("batch", "sequence")

@@ -18,6 +18,7 @@ from onnxscript import optimizer
 
 from modelexport.capture.patches import replaced
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
+from modelexport.graph.operator_kinds import MOVES_ELEMENTS
 from modelexport.regions.region import drop_unused
 from modelexport.weights.entries_of_initializers import Computed
 from modelexport.weights.packed import repacking as packed
@@ -119,7 +120,7 @@ def fold_quantized(model: ir.Model, tensors: dict[ir.Value, ir.TensorProtocol], 
 def _is_quantized(value: ir.Value) -> bool:
     """Whether a value was rounded to integers, and perhaps clamped or moved after that."""
     node = value.producer()
-    while node is not None and node.op_type in ("Clip", "Transpose", "Reshape") and node.inputs[0] is not None:
+    while node is not None and node.op_type in MOVES_ELEMENTS | {"Clip"} and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node is not None and node.op_type == "QuantizeLinear"
 

@@ -13,8 +13,6 @@ IDENTITY: ir.OperatorIdentifier = ("", "Identity", "")
 CONTRIBUTED = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 GROUP_QUERY_ATTENTION = "GroupQueryAttention"
-READ_SIZES_ONLY = frozenset({"Shape", "Size"})
-"""Operators that read the sizes of what they take, and no value of it."""
 
 PLAIN_TYPES = frozenset(ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING", "STRINGS"))
 """Attributes that are numbers and texts, which can be compared and copied by value."""

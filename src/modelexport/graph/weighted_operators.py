@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from modelexport.graph.operator_kinds import RECURRENT
+
 
 class WeightedOperator(NamedTuple):
     """Positions of inputs, and axes of the weight."""
@@ -32,7 +34,7 @@ WEIGHTED: Mapping[tuple[str, str], WeightedOperator] = {
     ("", "Conv"): WeightedOperator(summed=1, results=(0,), bias=2),
     ("", "ConvTranspose"): WeightedOperator(summed=0, results=(1,), bias=2),
     ("", "Gather"): WeightedOperator(weight=0, summed=-1, results=(0,)),
-    **dict.fromkeys((("", "LSTM"), ("", "GRU"), ("", "RNN")), WeightedOperator(summed=-1, results=(0, 1))),
+    **{("", name): WeightedOperator(summed=-1, results=(0, 1)) for name in RECURRENT},
 }
 """The domains and types of operators to their rows."""
 

@@ -66,8 +66,8 @@ _FUSED = ("MatMul", "Gemm", "Conv")
 """Operators that ONNX Runtime fuses with the nodes that dequantize their inputs."""
 
 
-_PASSED = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Identity", "Dropout")
-"""Operators that ONNX Runtime moves dequantizing nodes past."""
+_PASSED = ("Dropout", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that ONNX Runtime moves dequantizing nodes past, or removes. Not every one that only moves elements is."""
 
 
 _Stored = tuple[ir.Value, str, tuple[int, ...]]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.graph.nodes import required_inputs
+from modelexport.graph.operator_kinds import CASTS, SELECTS_ELEMENTS
 from modelexport.graph.size_conditions import conditions_of, fitting, larger
 from modelexport.graph.size_formulas import evaluated_size
 from modelexport.runtime.shapes import symbols_of_inputs
@@ -94,16 +95,18 @@ def rows_of_ids(model: ir.Model) -> dict[str, int]:
         pending, seen = [value], {value}
         while pending:
             current = pending.pop()
-            for node, _ in current.uses():
-                table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is current else None
+            for node, index in current.uses():
+                table = node.inputs[0] if node.op_type == "Gather" and index == 1 else None
                 if table is not None and table.is_initializer() and table.const_value is not None:
                     rows = int(table.const_value.shape.numpy()[0])
                     rows_by_input[value.name or ""] = min(rows, rows_by_input.get(value.name or "", rows))
-                elif node.op_type in _WITHIN and node.outputs[0] not in seen:
-                    seen.add(node.outputs[0])
-                    pending.append(node.outputs[0])
+                elif node.op_type in _WITHIN and (index == 0 or node.op_type in _OF_ALL):
+                    pending += [output for output in node.outputs if output not in seen]
+                    seen.update(node.outputs)
     return rows_by_input
 
 
-_WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Unsqueeze"}
+_WITHIN = SELECTS_ELEMENTS | CASTS | {"Abs", "Clip", "Max", "Min", "Mod", "Neg"}
 """Operators whose results are in the range of the integers that they get, or of rows counted from the end."""
+_OF_ALL = {"Concat", "Max", "Min"}
+"""Those of them that get such integers as any input; the others get indices, sizes and bounds after the first."""

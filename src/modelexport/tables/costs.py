@@ -14,7 +14,7 @@ from modelexport.core.text import bytes_text, plural
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, stored_tensors
+from modelexport.graph.nodes import all_nodes, draws, initializers, nested_graphs, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
 from modelexport.graph.size_conditions import check_sizes, conditions_of
 from modelexport.runtime.shapes import Shapes, find_shapes
@@ -91,11 +91,10 @@ def constant_values(model: ir.Model) -> frozenset[str]:
     """The names of values that depend only on weights and constants: a runtime computes them once, in advance."""
     constant = {value.name or "" for value in initializers(model)}
     for node in all_nodes(model):
-        if not nested_graphs(node) and all(value is None or value.name in constant for value in node.inputs):
-            if node.op_type.startswith(("Random", "Bernoulli", "Multinomial")):
-                continue
-            if node.graph is model.graph or node.op_type == "Constant":
-                constant.update(value.name or "" for value in node.outputs)
+        is_known = all(value is None or value.name in constant for value in node.inputs)
+        is_early = node.graph is model.graph or node.op_type == "Constant"
+        if is_known and is_early and not nested_graphs(node) and not draws(node):
+            constant.update(value.name or "" for value in node.outputs)
     return frozenset(constant)
 
 

@@ -15,10 +15,12 @@ import onnx_ir as ir
 
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs, values_taken
+from modelexport.graph.operator_kinds import KEEPS_ORDER
 from modelexport.runtime.shapes import Shapes
 from modelexport.tables.operator_costs import ELEMENTWISE, words
 
-_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
+_VIEWS = KEEPS_ORDER | {"Dropout"}
+"""Operators whose result is in the memory of their input; a ``Dropout`` is removed."""
 _NOT_IN_PLACE = frozenset(
     words("""
     And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CumSum DequantizeLinear DynamicQuantizeLinear Equal FastGelu Gelu

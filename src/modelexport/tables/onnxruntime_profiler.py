@@ -220,6 +220,7 @@ def nested(events: Sequence[Event]) -> Iterator[tuple[Event, int]]:
 
 
 _HOLD_GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedySearch", "Sampling")
+"""Operators with nested graphs: a profile has no more of a node than its operator."""
 
 
 def _kernel(event: Event) -> Kernel:

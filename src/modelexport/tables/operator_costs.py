@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from modelexport.graph.operator_kinds import CASTS, POOLS, READ_SIZES_ONLY, RECURRENT, SELECTS_ELEMENTS
 from modelexport.graph.weighted_operators import WEIGHTED, row_of
 from modelexport.runtime.shapes import Shapes, elements
 
@@ -35,13 +36,11 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-WITHOUT_ARITHMETIC = frozenset(
+WITHOUT_ARITHMETIC = (SELECTS_ELEMENTS | CASTS | READ_SIZES_ONLY).union(
     words("""
-    Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EmbedLayerNormalization
-    Expand EyeLike Flatten Gather GatherElements GatherND GatherBlockQuantized Identity If Loop MemcpyFromHost
-    MemcpyToHost NonZero OneHot Pad Range ReorderInput ReorderOutput Reshape ReverseSequence Scan Scatter
-    ScatterElements ScatterND SequenceAt SequenceConstruct SequenceEmpty SequenceInsert Shape Size Slice SpaceToDepth
-    Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze Where Unique TopK
+    ConcatFromSequence Constant ConstantOfShape EmbedLayerNormalization EyeLike GatherBlockQuantized If Loop
+    MemcpyFromHost MemcpyToHost NonZero OneHot Pad Range ReorderInput ReorderOutput Scan Scatter ScatterElements
+    ScatterND SequenceAt SequenceConstruct SequenceEmpty SequenceInsert SplitToSequence Trilu Where Unique TopK
     """)
 )
 """Operators that move or select data, or that have nested graphs, whose nodes are counted themselves."""
@@ -114,7 +113,7 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
     factor: int | None
     if node.op_type in REDUCTIONS:
         factor, out = 1, shapes.of(node.inputs[0])
-    elif node.op_type in ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"):
+    elif node.op_type in POOLS | {"QLinearAveragePool"}:
         factor = elements(node.attributes.get_ints("kernel_shape", ()))
     elif node.op_type == "Resize":
         factor = 0 if node.attributes.get_string("mode", "nearest") == "nearest" else 8
@@ -208,7 +207,7 @@ _RULES: Mapping[str, Callable[..., int | None]] = {
     **dict.fromkeys(("Conv", "FusedConv", "ConvInteger", "QLinearConv", "NhwcConv", "NhwcFusedConv"), _conv),
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
-    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrent),
+    **dict.fromkeys(RECURRENT | {"DynamicQuantizeLSTM"}, _recurrent),
     **dict.fromkeys(("MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), _attention),
     **dict.fromkeys(("Attention", "QAttention"), _packed_attention),
     "MatMulNBits": _bits,

@@ -26,7 +26,8 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.graph.missing_types import fill_types
-from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs, values_taken
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
+from modelexport.graph.operator_kinds import READ_SIZES_ONLY
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.node_computation import NodeComputation, NodeError
 from modelexport.traces.numpy_kernels import makes_whole_numbers, without_last_bits

@@ -19,6 +19,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
+from modelexport.graph.operator_kinds import SELECTS_ELEMENTS
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.array_differences import relative_error
 from modelexport.traces.exact_transforms import exact_step
@@ -146,13 +147,7 @@ def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, list[float]]:
 def is_moved_parameter(value: ir.Value) -> bool:
     """Whether a constant has exactly the numbers of the model's parameters."""
     plan = parameter_plan(value)
-    return plan is not None and all(step.op_type in REARRANGING for step in plan.steps)
-
-
-REARRANGING = (
-    "Concat", "Constant", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
-)  # fmt: skip
-"""Operators that only move elements, of those that parameters are rearranged with."""
+    return plan is not None and all(step.op_type in SELECTS_ELEMENTS | {"Constant"} for step in plan.steps)
 
 
 def exact_constants(

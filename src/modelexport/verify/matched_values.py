@@ -16,9 +16,10 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, enclosing_nodes, nested_graphs
+from modelexport.graph.nodes import all_nodes, enclosing_nodes, nested_graphs
+from modelexport.graph.operator_kinds import CASTS, QUANTIZERS, READ_SIZES_ONLY, SELECTS_ELEMENTS
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.file_trace import REARRANGING, FileTrace
+from modelexport.traces.file_trace import FileTrace
 from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.tolerances import EQUAL_IN_FLOAT64, EQUAL_IN_OWN_TYPES, MOST_NOISE, TIMES_NOISE, UNITS
 from modelexport.traces.trace import Content, SeenTensor, Trace
@@ -114,7 +115,7 @@ class Matches:
         computing: dict[Content, list[ir.Node]] = {}
         for value, contents in self.equal_in_order.items():
             node = value.producer()
-            if node is not None and node.op_type not in (*REARRANGING, "Cast"):
+            if node is not None and node.op_type not in SELECTS_ELEMENTS | CASTS | {"Constant"}:
                 for content in contents:
                     computing.setdefault(content, []).append(node)
         return computing
@@ -243,14 +244,11 @@ class Matches:
                     continue
                 seen.add(before)
                 node = before.producer()
-                if node is not None and node in self.suspect and node.op_type not in _ROUND:
+                if node is not None and node in self.suspect and node.op_type not in QUANTIZERS:
                     suspects.append(node)
                 if node is None or node in self.suspect or nested_graphs(node):
                     pending.append(before)
         return min(suspects, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
-
-
-_ROUND = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"))
 
 
 def telling_outputs(reference: Trace, call: ModuleCall) -> list[SeenTensor]:

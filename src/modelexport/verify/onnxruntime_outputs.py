@@ -20,12 +20,12 @@ from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.narrow_to_float32 import narrow_values
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.operator_kinds import SELECTS_ELEMENTS
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import Difference, compare_arrays, is_floating, relative_error
-from modelexport.traces.file_trace import REARRANGING
 from modelexport.traces.outputs_of_two_files import narrowest_type
 from modelexport.traces.runtime_causes import cause_in_runtime
 from modelexport.traces.tolerances import ALLOWED, ONE_STEP, ROUNDED_TO_STEPS, TIMES_OWN
@@ -118,7 +118,7 @@ def output_steps(model: ir.Model) -> dict[str, float | None]:
     steps: dict[str, float | None] = {}
     for value in model.graph.outputs:
         node = value.producer()
-        while node is not None and node.op_type in REARRANGING and node.inputs and node.inputs[0] is not None:
+        while node is not None and node.op_type in SELECTS_ELEMENTS and node.inputs and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         scale = node.inputs[1] if node is not None and node.op_type == "DequantizeLinear" else None
         tensor = ir.convenience.get_const_tensor(scale) if scale is not None else None

@@ -16,7 +16,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.traces.file_trace import REARRANGING
+from modelexport.graph.operator_kinds import MOVES_ELEMENTS
 from modelexport.traces.trace import Content
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import OwnerCounts
@@ -80,6 +80,11 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
     return "not confirmable", ""
 
 
+_VIEWS = MOVES_ELEMENTS | {"Concat", "Constant", "Gather", "Slice", "Split"}
+"""Operators for which exporters write what a model does to tensors and parameters between calls. What repeats elements
+or picks them by several indices is checked like what computes: PyTorch does it in the call that owns the node."""
+
+
 def _traced(matches: Matches, call: ModuleCall) -> ModuleCall:
     """The call in which PyTorch shows what a call computes: one around it, if hooks did not see it in a branch."""
     around = reversed(matches.tagged.calls.stack(call))
@@ -91,7 +96,7 @@ def _is_of_parameters(node: ir.Node) -> bool:
     pending = [node]
     while pending:
         node_before = pending.pop()
-        if node_before.op_type not in REARRANGING:
+        if node_before.op_type not in _VIEWS:
             return False
         for value in node_before.inputs:
             if value is not None and not value.is_initializer():
@@ -104,7 +109,7 @@ def _is_of_parameters(node: ir.Node) -> bool:
 
 def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
     """Whether a node only moves elements: its value has those of one that it takes, or some of them."""
-    if node.op_type in REARRANGING:
+    if node.op_type in _VIEWS:
         return True
     results = matches.trace.prints[value]
     return any(

@@ -17,7 +17,8 @@ Stored = tuple[ParameterPlan, np.ndarray]
 """How an initializer is computed, and its value."""
 _NO_ELEMENT = -(2**40)
 """The number of an element of a constant: arithmetic with it gives no number that an element of an entry has."""
-_OPPOSITE = {"Add": np.subtract, "Sub": np.add, "Mul": np.divide, "Div": np.multiply}
+OPPOSITE = {"Add": np.subtract, "Sub": np.add, "Mul": np.divide, "Div": np.multiply}
+"""Operators that are undone with the constant that they take, to what undoes them."""
 
 
 def recover(
@@ -108,9 +109,9 @@ def _undo_arithmetic(key: str, plan: ParameterPlan, entry: StateDictEntry, array
         if f"%{number}" in constants:
             continue
         others = [constants[name] for name in step.inputs[1:] if name in constants]
-        if step.op_type not in _OPPOSITE or len(others) != 1 or step.inputs[0] not in (key, f"%{number - 1}"):
+        if step.op_type not in OPPOSITE or len(others) != 1 or step.inputs[0] not in (key, f"%{number - 1}"):
             raise _unrecoverable(key)
-        array = _OPPOSITE[step.op_type](array, others[0]).astype(array.dtype)
+        array = OPPOSITE[step.op_type](array, others[0]).astype(array.dtype)
     if list(array.shape) != entry.shape:
         raise _unrecoverable(key)
     return array

@@ -19,9 +19,11 @@ import onnx_ir as ir
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers, nested_graphs
+from modelexport.graph.operator_kinds import CASTS, READ_SIZES_ONLY, SELECTS_ELEMENTS
 from modelexport.graph.parameter_plans import parameter_plans, record_plan, used_keys
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.graph.unique_names import free_name
+from modelexport.weights.entries_from_file import OPPOSITE
 from modelexport.weights.packed import repacking as packed
 from modelexport.weights.recorded_transforms import encode_tensor, run_operator, since_version, tensor_attributes
 
@@ -39,14 +41,7 @@ _EXPANDS_SINCE = 13
 _NAMED_OPERATORS = 3
 """The largest number of operators in the name of a folded initializer."""
 
-_MOVING = frozenset(
-    ("Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
-     "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
-)  # fmt: skip
-_ARITHMETIC = frozenset(("Add", "Div", "Mul", "Sub"))
-"""ONNX operators that move elements, and those that are undone with a constant: see :meth:`Computed.may_fold`."""
-
-_UNREAD_INPUTS = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
+_UNREAD_INPUTS = dict.fromkeys(READ_SIZES_ONLY | {"EyeLike"}, 0) | {"CastLike": 1}
 """ONNX operators to the input of which they read only the shape or the element type."""
 
 
@@ -119,10 +114,11 @@ class Computed:
         read = [name for name in _read_inputs(node.op, node.inputs) if name is not None and self.depends(name)]
         changes = {self._changes[name] for name in read if name in self._changes}
         only_first = read == [node.inputs[0]]
-        moves = node.op[1] in _MOVING and (only_first or node.op[1] == "Concat")  # an entry that is an index is lost
+        of_data = only_first or node.op[1] == "Concat"  # an entry that is an index is lost
+        moves = of_data and node.op[1] in SELECTS_ELEMENTS | CASTS
         if node.op[0] == packed.DOMAIN or (moves and changes <= {"moved"}):
             self._changes.update(dict.fromkeys(node.outputs, "moved"))
-        elif node.op[1] in _ARITHMETIC and only_first and changes <= {"scaled"}:
+        elif node.op[1] in OPPOSITE and only_first and changes <= {"scaled"}:
             self._changes.update(dict.fromkeys(node.outputs, "scaled"))
         else:
             return False

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import numpy_helper
@@ -21,6 +22,7 @@ from exports import Exporter
 from graph_texts import with_formula, written
 from modelexport import export, verify_against
 from modelexport.errors import UsageError
+from modelexport.runtime.varied_inputs import rows_of_ids
 from modelexport.tools.compare.change_checks import ASPECTS, check_changes
 
 
@@ -128,6 +130,30 @@ def test_a_change_that_a_single_draw_hides_is_found_with(what: str, tmp_path: Pa
     if what == "other conditions":
         assert not verify_against(*paths).agrees
         assert verify_against(paths[0], paths[0]).agrees
+
+
+@pytest.mark.parametrize(
+    "moved",
+    ["Transpose (ids)", "Slice (ids, first, last)", "Concat <axis = 0> (ids, ids)", "Expand (ids, sizes)",
+     "Gather <axis = 1> (ids, first)"],
+)  # fmt: skip
+def test_ids_of_all_rows_are_tried_however_the_graph_moves_them(moved: str, tmp_path: Path) -> None:
+    constants = "int64 most = {1500}, int64[1] first = {0}, int64[1] last = {1}, int64[3] sizes = {2, 2, 8}"
+    for name, ids in (("before", "moved"), ("after", "low")):
+        body = f"{{ moved = {moved}  low = Min (moved, most)  y = Gather (table, {ids}) }}"
+        header = f'<ir_version: 10, opset_import: ["": 20]> g (int64[2, 8] ids) => (float[N, M] y) <{constants}>'
+        model = onnx.parser.parse_model(header + body)
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        model.graph.initializer.append(numpy_helper.from_array(np.arange(5000, dtype=np.float32), "table"))
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    report = check_changes(tmp_path / "before.onnx", tmp_path / "after.onnx", ["outputs"])
+    assert [output.reason.partition(":")[0] for output in report.outputs or ()] == ["with other numbers"]
+
+
+def test_a_shape_is_not_taken_for_ids(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 20]> g (int64[2] shape, int64[6] ids) => (float[] y)
+        <float[7] table = {1, 2, 3, 4, 5, 6, 7}> { shaped = Reshape (ids, shape)  y = Gather (table, shaped) }"""
+    assert rows_of_ids(ir.from_proto(onnx.parser.parse_model(text))) == {"ids": 7}
 
 
 def test_costs_are_compared_at_the_same_sizes(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.runtime.shapes import find_shapes
 from modelexport.tables.columns import Column, Kind
-from modelexport.tables.costs import cost
+from modelexport.tables.costs import constant_values, cost
 from modelexport.tables.model_explorer import node_data_document
 from modelexport.tables.operator_costs import COMPOSITES, ELEMENTWISE, REDUCTIONS, WITHOUT_ARITHMETIC
 from modelexport.tables.table import NodeFigures, Table, share_out
@@ -302,6 +302,15 @@ def test_a_formula_gives_a_size_or_none(size: str, number: int | None) -> None:
 def test_no_operator_has_two_rules() -> None:
     kinds = [WITHOUT_ARITHMETIC, ELEMENTWISE, REDUCTIONS, frozenset(COMPOSITES)]
     assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
+
+
+def test_what_is_drawn_from_weights_alone_is_not_computed_in_advance() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] x) => (float[2] y) <float[2] w = {1, 2}, float half = {0.5}, bool yes = {1}> {
+            kept = Dropout (w)  dropped = Dropout (w, half, yes)  drawn = RandomNormalLike (w)
+            y = Sum (x, kept, dropped, drawn)
+        }""")
+    assert constant_values(model) == {"w", "half", "yes", "kept"}
 
 
 @pytest.mark.sweep

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -192,6 +193,34 @@ def test_what_is_right_is_computed_with_exact_integers(form: str) -> None:
     right = FileRun(ir.serde.deserialize_model(model), in_float64_for="float32").run({"x": x})["y"]
     scale = 1 if "Integer" in form else 4000
     assert set(np.unique(right)) == {round(2 * 127 * 255 / scale) + (128 if scale > 1 else 0)}
+
+
+BEFORE_PRODUCT = {
+    "Concat": "Concat<axis=1>(d, d)", "Dropout": "Dropout(d)", "Expand": "Expand(d, twice)",
+    "Flatten": "Flatten<axis=3>(d)", "Gather": "Gather<axis=1>(d, first)", "Identity": "Identity(d)",
+    "MaxPool": "MaxPool<kernel_shape=[1, 1]>(d)", "Relu": "Relu(d)", "Reshape": "Reshape(d, shape)",
+    "ReverseSequence": "ReverseSequence<batch_axis=0, time_axis=1>(d, first)", "Slice": "Slice(d, first, last, last)",
+    "Squeeze": "Squeeze(d, first)", "Tile": "Tile(d, twice)", "Transpose": "Transpose<perm=[0, 1, 3, 2]>(d)",
+    "Unsqueeze": "Unsqueeze(d, first)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", BEFORE_PRODUCT)
+def test_a_product_is_found_behind_each_operator_with_which_onnxruntime_fuses_it(operator: str, tmp_path: Path) -> None:
+    constants = """float one = {1}, uint8 z = {0}, int8 zw = {0}, int64[1] first = {0}, int64[1] last = {1},
+        int64[4] twice = {2, 1, 1, 1}, int64[2] shape = {32, 16}"""
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 20]>
+        example (float[1, 2, 16, 16] x) => (float[] y) <{constants}> {{
+            q = QuantizeLinear(x, one, z)  d = DequantizeLinear(q, one, z)  before = {BEFORE_PRODUCT[operator]}
+            e = DequantizeLinear(w, one, zw)  y = MatMul(before, e)
+        }}""")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.graph.initializer.append(numpy_helper.from_array(pair(127, 127), "w"))
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimized = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert said(model) is ("MatMulIntegerToFloat" in optimized)
 
 
 def test_a_convolution_by_channel_does_not_saturate() -> None:

@@ -89,10 +89,13 @@ def test_a_product_is_quantized_however_its_weight_is_written(method: str, ir_ve
             helper.make_node("Concat", ["q", "k"], ["qk"], "/packed/Concat", axis=1),
             helper.make_node("MatMul", ["b", "qk"], ["c"], "/packed/MatMul"),
             helper.make_node("Constant", [], ["w"], "/held/Constant", value=constant),
-            helper.make_node("MatMul", ["c", "w"], ["y"], "/held/MatMul"),
+            helper.make_node("MatMul", ["c", "w"], ["d"], "/held/MatMul"),
+            helper.make_node("Flatten", ["kernel"], ["flat"], "/flat/Flatten", axis=1),
+            helper.make_node("MatMul", ["d", "flat"], ["y"], "/flat/MatMul"),
         ],
         {
             "f": numbers(32, 32),
+            "kernel": numbers(32, 4, 8),
             "experts": numbers(2, 32, 32),
             "zero": np.array([0]),
             "q": numbers(32, 16),
@@ -101,9 +104,11 @@ def test_a_product_is_quantized_however_its_weight_is_written(method: str, ir_ve
         ir_version=ir_version,
     )
     result = modelexport.quantize(file, tmp_path / "q.onnx", to=method)
-    assert result.methods == {method: 4}
+    assert result.methods == {method: 5}
     assert not result.left
-    assert not {"FusedMatMul", "MatMul", "Split", "Concat", "Constant"}.intersection(operators(tmp_path / "q.onnx"))
+    assert not {"FusedMatMul", "MatMul", "Split", "Concat", "Constant", "Flatten"}.intersection(
+        operators(tmp_path / "q.onnx")
+    )
     assert distance(outputs(tmp_path / "q.onnx"), outputs(file)) < 0.05
     assert modelexport.load(tmp_path / "q.onnx").coverage.untagged == 0
 
@@ -190,6 +195,23 @@ def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
         assert done.returncode == 0
     assert "quantized already" in done.stdout
     assert "next: " not in done.stdout
+
+
+@pytest.mark.parametrize("operator", ["Transpose", "Flatten", "Identity"])
+def test_a_quantized_weight_is_not_quantized_again_where_it_is_moved(operator: str, tmp_path: Path) -> None:
+    file = adopted(
+        tmp_path,
+        [
+            helper.make_node("DequantizeLinear", ["codes", "step"], ["w"], "/fc/DequantizeLinear"),
+            helper.make_node(operator, ["w"], ["moved"], f"/fc/{operator}"),
+            helper.make_node("MatMul", ["x", "moved"], ["y"], "/fc/MatMul"),
+        ],
+        {"codes": np.ones((32, 32), np.int8), "step": np.float32(0.1)},
+    )
+    data = [{"x": numbers(1, 4, 32)}]
+    result = modelexport.quantize(file, tmp_path / "q.onnx", to="int8-static", data=data)
+    assert result.methods == {}
+    assert operators(tmp_path / "q.onnx") == operators(file)
 
 
 def test_a_constant_with_tags_as_attributes_is_converted_to_half_precision() -> None:

@@ -16,6 +16,7 @@ from modelexport.capture.numbers_of_python import node_like
 from modelexport.capture.patches import private
 from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.operator_kinds import CASTS, POOLS
 
 
 def _windows(size: int, out: int) -> tuple[Any, Any]:
@@ -186,18 +187,15 @@ def _pad_with_negative_zero(pad: ir.Node, dtype: ir.DataType) -> None:
 
 def _before_casts(value: ir.Value | None) -> ir.Value | None:
     """The value that another type of number was made of."""
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in ("Cast", "CastLike"):
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in CASTS:
         value = maker.inputs[0]
     return value
-
-
-_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 def without_last_windows(model: ir.Model) -> Iterator[ir.Node]:
     """Change each such node, in place; yields it after that."""
     for node in all_nodes(model):
-        if node.op_type in _POOLS and node.domain == "" and node.attributes.get_int("ceil_mode", 0) == 1:
+        if node.op_type in POOLS and node.domain == "" and node.attributes.get_int("ceil_mode", 0) == 1:
             ends = _ends(node)
             if ends is not None:
                 pads = list(node.attributes.get_ints("pads", [0] * 2 * len(ends)))

@@ -17,7 +17,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.operator_kinds import READ_SIZES_ONLY
 from modelexport.pytorch.inputs.other_sizes import in_order, inputs_of_file, resized
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from modelexport.graph.operator_kinds import CASTS, KEEPS_ORDER
+
 MARK = "?"
 """The end of a class name that is a guess."""
 
@@ -34,9 +36,7 @@ _BY_OPERATOR = {
     "Tanh": "Tanh",
 }
 _WITH_WEIGHTS = {"Conv": "Conv", "ConvTranspose": "ConvTranspose", "MatMul": "Linear", "Gather": "Embedding"}
-_BESIDE = frozenset(
-    {"Add", "Constant", "Identity", "Cast", "Transpose", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze"}
-)
+_BESIDE = KEEPS_ORDER | CASTS | {"Add", "Constant", "Div", "Mul", "Transpose"}
 """Operators that say nothing about a class."""
 
 

@@ -23,6 +23,7 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.weights_behind import weight_behind
 
 _PRODUCTS = ("MatMul", "FusedMatMul", "Einsum")
+"""Operators that attentions multiply two values with that are not constant."""
 
 T = TypeVar("T")
 Why = Literal["alone", "weight", "attention"]

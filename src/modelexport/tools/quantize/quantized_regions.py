@@ -142,7 +142,7 @@ class QuantizedRegions:
             return
         if producer is None:
             drop_unused([value])
-        elif producer.op_type in (*MOVES_WEIGHTS, "Constant"):
+        elif producer.op_type in MOVES_WEIGHTS | {"Constant"}:
             sources = [source for source in producer.inputs if source is not None]
             for output in made:
                 self._there.pop(output.name, None)

@@ -15,13 +15,14 @@ from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Recipe, Rule, read_recipe
 from modelexport.graph.node_owners import calls_text, owner_of
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.operator_kinds import QUANTIZERS
 from modelexport.graph.weighted_operators import row_of, summed_axis
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.blockwise_weights import TABLES_SINCE
 from modelexport.tools.quantize.equal_method_groups import find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
-from modelexport.tools.quantize.weights_behind import weight_behind, weights_behind
+from modelexport.tools.quantize.weights_behind import MOVES_WEIGHTS, weight_behind, weights_behind
 from modelexport.traces.calibration_data import RunInputs
 from modelexport.traces.value_ranges import measure_values
 
@@ -37,7 +38,6 @@ CHANGES: Mapping[str, str] = {
 
 Assignment = Mapping[str, Method]
 """Names of nodes to their methods. A node that is not in it is kept."""
-_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 _QUANTIZED = frozenset(
     dtype
     for dtype in ir.DataType
@@ -182,14 +182,14 @@ def is_quantized(node: ir.Node) -> bool:
     row = row_of(node)
     looked_at = node.inputs if row is None else node.inputs[row.weight : row.weight + 1]
     return (
-        node.op_type in _QUANTIZERS
+        node.op_type in QUANTIZERS
         or any(value is not None and value.dtype in _QUANTIZED for value in (*node.inputs, *node.outputs))
         or any(_is_dequantized(value) for value in looked_at)
     )
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:
-    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Transpose":
+    while value is not None and (producer := value.producer()) is not None and producer.op_type in MOVES_WEIGHTS:
         value = producer.inputs[0]
     maker = value.producer() if value is not None else None
     return maker is not None and maker.op_type == "DequantizeLinear"

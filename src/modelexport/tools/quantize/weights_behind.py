@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-MOVES_WEIGHTS = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
-"""Operators whose results have the elements of their first input, or of all inputs of ``Concat``, in another place."""
+from modelexport.graph.operator_kinds import MOVES_ELEMENTS
+
+MOVES_WEIGHTS = MOVES_ELEMENTS | {"Concat", "Slice", "Split"}
+"""Operators that move elements of a weight, none of them twice. A ``Gather`` computes with a weight of its own."""
 
 
 def weight_behind(value: ir.Value | None) -> ir.Value | None:

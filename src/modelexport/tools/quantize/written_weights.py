@@ -20,6 +20,7 @@ from modelexport.errors import CheckError, UsageError
 from modelexport.graph.bound_tensors import share_tensor
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import place_of
+from modelexport.graph.operator_kinds import RECURRENT
 from modelexport.graph.weighted_operators import data_of, result_axes, row_of, summed_axis
 from modelexport.regions.region import Region, weights_of
 from modelexport.runtime.saturating_products import unsigned_copy
@@ -37,8 +38,7 @@ _COMPARED_WHOLE = 2**18
 """The most elements of a weight of which all indices are compared."""
 _ACTIVATIONS = 63
 """The positive integers of the narrowest type that activations are stored in, of 7 bits."""
-_RECURRENT = ("LSTM", "GRU", "RNN")
-_STATES = dict.fromkeys(_RECURRENT, slice(4, 7)) | {"Attention": slice(3, None)}
+_STATES = dict.fromkeys(RECURRENT, slice(4, 7)) | {"Attention": slice(3, None)}
 """Operators that compute several products, to the optional inputs that are left out. They get dense inputs."""
 _IN_RANGES = ("Relu", "Clip")
 """Operators that quantizers drop, because the integers' range cuts values as well; the product gets their name."""
@@ -123,7 +123,7 @@ class _Comparison:
             return True
         numbers, step, zero = (np.float64(0) if each is None else each.numpy().astype(np.float64) for each in stored)
         right, along = tensor.numpy().astype(np.float64), (*numbers.shape[:-2], 1, -1)
-        if any(user.op_type in _RECURRENT for user in value.consumers()):
+        if any(user.op_type in RECURRENT for user in value.consumers()):
             right = np.swapaxes(right, -1, -2)
         step, zero = (each.reshape(along) if each.size > 1 else each for each in (step, zero))
         return bool((np.abs((numbers - zero) * step - right) <= step / 2 * TIMES_MOVED).all())
@@ -269,7 +269,7 @@ def _weights(node: ir.Node) -> Sequence[ir.Value]:
     """The weights of a node that are quantized."""
     row = row_of(node)
     place = 1 if row is None else row.weight
-    return [value for value in node.inputs[place : place + 1 + (node.op_type in _RECURRENT)] if value is not None]
+    return [value for value in node.inputs[place : place + 1 + (node.op_type in RECURRENT)] if value is not None]
 
 
 def _rows(node: ir.Node) -> int:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from modelexport.core.limits import FORMULA_TERMS
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.operator_kinds import MOVES_ELEMENTS, READ_SIZES_ONLY
 from modelexport.tools.to_torch.expressions import Number, code, names_of
 from modelexport.traces.node_computation import NodeComputation, NodeError
 
@@ -115,8 +116,8 @@ def _in_float32(name: str, *numbers: Any) -> Any:
     return Number(expression, result.is_positive, result.terms)
 
 
-_MOVES = ("Concat", "ConstantOfShape", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that move elements, or repeat one."""
+_MOVES = MOVES_ELEMENTS | {"Concat", "ConstantOfShape", "Gather", "Slice"}
+"""Operators that move elements, or repeat one; without ``Expand`` and ``Tile``, which may repeat all of them often."""
 
 
 def size_of(value: ir.Value, axis: int) -> Any:
@@ -193,7 +194,7 @@ class FileNumbers:
             return None
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
         is_narrow = dtype is not None and numpy_kind(dtype) in "iuf" and dtype.itemsize < _WIDTH
-        reads_sizes = node.op_type in ("Shape", "Size")
+        reads_sizes = node.op_type in READ_SIZES_ONLY
         if all(each is None for each in known) and node.op_type != "ConstantOfShape" and not reads_sizes:
             return None
         if is_narrow or node.attributes.get_int("fmod", 0) == 1:
