@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -28,15 +28,14 @@ from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.runs.questions_of_values import most_times_asked
 from modelexport.runtime.wider_integers import compute_in_wider_integers
 
-FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {
+FRONT_ENDS: Mapping[FrontEnd, Callable[..., Exported]] = {
     "dynamo": dynamo.capture_by_dynamo,
     "torchscript": torchscript.capture_by_tracing,
 }
-WAYS: Sequence[FrontEnd] = ("dynamo", "torchscript")
-"""The front ends that ``auto`` tries, in order."""
+"""The front ends, in the order in which ``auto`` tries them."""
 
 
-def capture(model: nn.Module, inputs: Inputs, frontend: str, options: FrontEndOptions = DEFAULTS) -> Exported:
+def capture(model: nn.Module, inputs: Inputs, frontend: FrontEnd, options: FrontEndOptions = DEFAULTS) -> Exported:
     """Capture and translate a model with a front end.
 
     Args:
@@ -53,7 +52,7 @@ def capture(model: nn.Module, inputs: Inputs, frontend: str, options: FrontEndOp
     return replace(exported, messages=tuple(messages))
 
 
-def _capture_by(frontend: str, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
+def _capture_by(frontend: FrontEnd, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
     """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
     named = [name for name in options.constants if name != AUTO]
     try:
@@ -72,7 +71,7 @@ def _capture_by(frontend: str, model: nn.Module, inputs: Inputs, options: FrontE
     raise failure from failure.__cause__
 
 
-def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
+def _capture_with(frontend: FrontEnd, model: nn.Module, inputs: Inputs, options: FrontEndOptions) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = _captured(FRONT_ENDS[frontend], captured, inputs, options)
     if has_narrow_weights(model):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
+from modelexport.core.owners import Evidence
 from modelexport.core.text import align, bytes_text
 from modelexport.terminal.printing import command_line, next_steps
 from modelexport.terminal.show_verification import format_verification
@@ -20,15 +21,15 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
     Args:
         page: The page of `export --report`, if it was written.
     """
-    rows: list[tuple[object, ...]] = [("PART", "FILE", "NODES", "EXACT", "DERIVED", "INFERRED", "CHECKED")]
+    rows: list[tuple[object, ...]] = [("PART", "FILE", "NODES", *(kind.name for kind in Evidence), "CHECKED")]
     for part in result.manifest.parts:
         export = result.parts[part.name]
         coverage = export.coverage
-        nodes = coverage.exact + coverage.derived + coverage.inferred
         checked: str = "" if export.check is None else export.check.status
         if export.verified is not None:
             checked = export.verified.verdict
-        rows.append((part.name, part.file, nodes, coverage.exact, coverage.derived, coverage.inferred, checked))
+        counts = (getattr(coverage, kind) for kind in Evidence)
+        rows.append((part.name, part.file, coverage.tagged, *counts, checked))
     size = f"{bytes_text(result.weight_bytes)} on disk, once for all parts"
     weights = f"weights: {', '.join(result.manifest.weights)}, {size}"
     fused = [

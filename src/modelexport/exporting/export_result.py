@@ -81,7 +81,7 @@ class ExportResult(Written):
         counts = self.coverage
         facts = [
             plural(len(self.tree), "call"),
-            f"{counts.exact + counts.derived + counts.inferred:,} nodes ({counts.exact:,} exact)",
+            f"{counts.tagged:,} nodes ({counts.exact:,} exact)",
             *([f"check {self.check.status}"] if self.check is not None else []),
             *([f"verified: {self.verified.verdict}"] if self.verified is not None else []),
             *([conditions_in_words(self.valid_if)] if self.valid_if else []),

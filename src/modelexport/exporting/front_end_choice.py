@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.front_ends import WAYS, asks_for_values
+from modelexport.capture.front_ends import FRONT_ENDS, asks_for_values
 from modelexport.core.text import text_without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 
@@ -44,7 +44,7 @@ def first_that_passes(
         return export_by(frontend, (), keep_anyway)
     tried: list[Attempt] = []
     errors: list[CaptureError | CheckError | UntaggedNodeError | UsageError] = []
-    for way in WAYS:
+    for way in FRONT_ENDS:
         try:
             return export_by(way, tuple(tried), False)
         except (CaptureError, CheckError, UntaggedNodeError) as error:
@@ -54,7 +54,7 @@ def first_that_passes(
                 raise
             errors.append(error)
         tried.append(Attempt(way, _reason(errors[-1]), asks_for_values(errors[-1])))
-    failed = [way for way, error in zip(WAYS, errors, strict=True) if isinstance(error, CheckError)]
+    failed = [way for way, error in zip(FRONT_ENDS, errors, strict=True) if isinstance(error, CheckError)]
     if keep_anyway and failed:
         return export_by(failed[0], tuple(attempt for attempt in tried if attempt.frontend != failed[0]), True)
     raise _none_passes(errors)
@@ -64,7 +64,7 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
     """One error for all attempts: the first, preferably of one that wrote a file, with the reasons of the others."""
     first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
     others = ""
-    for way, error in zip(WAYS, errors, strict=True):
+    for way, error in zip(FRONT_ENDS, errors, strict=True):
         if error is not first:
             same = _reason(error) == _reason(first)
             others += f"; the front end {way} failed {'for the same reason' if same else f'too: {_reason(error)}'}"

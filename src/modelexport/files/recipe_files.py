@@ -19,7 +19,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     select: str | tuple[str, ...]
     """One selector, or several, which are a union; ``!`` takes away."""
     method: str
-    """A method with its options, ``keep``, or a change (``modelexport.tools.quantize.recipes.CHANGES``)."""
+    """A method with its options, ``keep``, or a change (``modelexport.tools.quantize.changes_for_devices.CHANGES``)."""
     nodes: tuple[str, ...] = ()
     """For a change: names of nodes in the modules; without any, all of their nodes."""
 

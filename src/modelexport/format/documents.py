@@ -201,7 +201,7 @@ class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How many nodes have an owner by each kind of evidence. The counts are never added up."""
+    """How many nodes have an owner by each kind of evidence, and how many have none."""
 
     exact: int = 0
     derived: int = 0
@@ -213,6 +213,11 @@ class Coverage(msgspec.Struct, frozen=True):
         """Count nodes by their evidence; ``None`` is a node without an owner."""
         counts = Counter(evidence)
         return cls(*(counts[kind] for kind in (*Evidence, None)))
+
+    @property
+    def tagged(self) -> int:
+        """How many nodes have an owner."""
+        return sum(getattr(self, kind) for kind in Evidence)
 
 
 class ModelEntry(msgspec.Struct, frozen=True):

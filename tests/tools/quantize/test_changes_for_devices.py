@@ -15,7 +15,7 @@ from modelexport.errors import UsageError
 from modelexport.files.recipe_files import Recipe, Rule
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
-from modelexport.tools.quantize.recipes import CHANGES
+from modelexport.tools.quantize.changes_for_devices import CHANGES
 
 FEEDS = {"input": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)}
 
@@ -105,7 +105,7 @@ def test_constant_places_become_what_devices_have(tmp_path: Path) -> None:
     ("rule", "message"),
     [
         (Rule("1", "apart", ("node_of_no_file",)), "has no node 'node_of_no_file' in 1"),
-        (Rule("1", "apart"), f"'apart' ({CHANGES['apart']}) changes nothing in 1"),
+        (Rule("1", "apart"), f"'apart' ({CHANGES['apart'].words}) changes nothing in 1"),
         (Rule("1", "int16"), "changes nothing in 1"),
         (Rule("3", "int8-dynamic", ("node",)), "a rule of 'int8-dynamic' names nodes"),
     ],

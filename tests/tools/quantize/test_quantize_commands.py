@@ -23,10 +23,10 @@ from modelexport.core.declared_options import declared
 from modelexport.runtime.fitted_inputs import fitted
 from modelexport.tagged.file import read_tagged
 from modelexport.terminal.shared_options import METRIC
+from modelexport.tools.quantize.changes_for_devices import CHANGES
 from modelexport.tools.quantize.methods import METHODS
 from modelexport.tools.quantize.metrics_and_bounds import METRICS
 from modelexport.tools.quantize.quantize_command import Rules
-from modelexport.tools.quantize.recipes import CHANGES
 from modelexport.traces import calibration_data
 
 

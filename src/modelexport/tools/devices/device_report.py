@@ -45,7 +45,7 @@ class TriedChange(msgspec.Struct, frozen=True):
     """A change that was tried on a node that the device does not run."""
 
     change: str
-    """One of :data:`modelexport.tools.quantize.recipes.CHANGES`, or ``opset`` with a version."""
+    """One of :data:`modelexport.tools.quantize.changes_for_devices.CHANGES`, or ``opset`` with a version."""
     result: str
     """Empty if the changed node runs on the device and is right; else what goes wrong."""
 
@@ -73,7 +73,7 @@ class FoundChange(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     change: str
-    """One of :data:`modelexport.tools.quantize.recipes.CHANGES`."""
+    """One of :data:`modelexport.tools.quantize.changes_for_devices.CHANGES`."""
     nodes: list[str]
     """The nodes of the file that are changed."""
     operators: list[str] = []

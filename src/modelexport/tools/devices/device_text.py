@@ -55,7 +55,7 @@ def format_device(report: DeviceReport) -> str:
 
 
 def _where(report: DeviceReport) -> Iterator[str]:
-    from modelexport.tools.quantize.recipes import CHANGES
+    from modelexport.tools.quantize.changes_for_devices import CHANGES
 
     on = report.whole.nodes.get(report.device.provider, 0)
     off = sum(report.whole.nodes.values()) - on
@@ -67,20 +67,21 @@ def _where(report: DeviceReport) -> Iterator[str]:
         yield f"not on {report.device.name}: {plural(len(fallback.nodes), fallback.operator)} in {calls}"
         yield from (f"  {line}" for line in (fallback.example, *fallback.reasons))
         for one in (one for one in fallback.tried if one.helps):
-            change = CHANGES.get(one.change, "export again with this version of ONNX's operators")
-            yield f"  tried: {fallback.nodes[0]} runs there, and right, by '{one.change}': {change}"
+            change = CHANGES.get(one.change)
+            words = "export again with this version of ONNX's operators" if change is None else change.words
+            yield f"  tried: {fallback.nodes[0]} runs there, and right, by '{one.change}': {words}"
         in_vain = [f"{one.change} ({one.result})" for one in fallback.tried if not one.helps]
         yield from [f"  tried in vain: {', '.join(in_vain)}"] if in_vain else []
 
 
 def _fixed(fix: FoundChanges) -> Iterator[str]:
-    from modelexport.tools.quantize.recipes import CHANGES
+    from modelexport.tools.quantize.changes_for_devices import CHANGES
 
     for step in fix.steps:
         errors = "did not run" if step.before is None else f"off by {step.before:.2g}"
         errors += "" if step.after is None else f", now {step.after:.2g}"
         operators = f", {first_few(step.operators, 4)}" if step.operators else ""
-        yield f"changed: {step.address or '.'}{operators} {CHANGES[step.change]}: {errors}"
+        yield f"changed: {step.address or '.'}{operators} {CHANGES[step.change].words}: {errors}"
     if fix.unchanged:
         yield f"no change that was tried makes right: {first_few(name or '.' for name in fix.unchanged)}"
     if not fix.path:

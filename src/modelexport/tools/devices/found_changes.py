@@ -19,9 +19,8 @@ from modelexport.tools.devices.device_check import check, is_owned
 from modelexport.tools.devices.device_regions import RegionCutter, error_between
 from modelexport.tools.devices.device_report import DeviceReport, FoundChange, FoundChanges, RegionReport
 from modelexport.tools.devices.judged_regions import RegionRunner, judge
-from modelexport.tools.quantize.changes_for_devices import change_nodes
+from modelexport.tools.quantize.changes_for_devices import CHANGES, change_nodes
 from modelexport.tools.quantize.quantize import quantize
-from modelexport.tools.quantize.recipes import CHANGES
 
 _ROUNDS = 5
 """How often a changed file is looked at again."""
@@ -129,7 +128,7 @@ class _Search:
 
     def _agrees(self, steps: Sequence[FoundChange]) -> bool:
         """Whether the file is within the bound with more steps."""
-        self._tell(f"{plural(len(steps), 'module')}: {CHANGES[steps[0].change]}")
+        self._tell(f"{plural(len(steps), 'module')}: {CHANGES[steps[0].change].words}")
         region = self._changed((*self.rules, *map(_rule, steps))).whole()
         return self._runs.run(region).error <= self._bound
 
@@ -172,7 +171,7 @@ class _Search:
             model = copy_of(region.model)
             if not change_nodes(model, change, chosen):
                 continue
-            self._tell(f"{culprit.address or '.'}: {CHANGES[change]}")
+            self._tell(f"{culprit.address or '.'}: {CHANGES[change].words}")
             if (changed := region.with_model(model)) is None:
                 continue
             result = self._runs.run(changed)

@@ -5,7 +5,7 @@ bring the result nearer to that of the unquantized model.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -23,7 +23,6 @@ from modelexport.graph.unique_names import free_name, name_new_nodes, names_in
 from modelexport.regions.region import Region, put, weights_of
 from modelexport.runtime.saturating_products import make_unsigned
 from modelexport.tagged.file import TaggedFile
-from modelexport.tools.quantize.recipes import CHANGES
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _WIDER = {ir.DataType.UINT8: (ir.DataType.UINT16, 0), ir.DataType.INT8: (ir.DataType.INT16, 128)}
@@ -44,11 +43,11 @@ def change_nodes(model: ir.Model, kind: str, names: Collection[str | None]) -> b
     New nodes get the owner of the node that they are for.
 
     Args:
-        kind: One of :data:`.recipes.CHANGES`.
+        kind: One of :data:`CHANGES`.
     """
     nodes = [node for node in model.graph if node.name in names and node.op_type != "Constant"]
     before = set(all_nodes(model))
-    if not nodes or not _CHANGES[kind](model, nodes):
+    if not nodes or not CHANGES[kind].make(model, nodes):
         return False
     new = {node: None for node in all_nodes(model) if node not in before}
     name_new_nodes(new, names_in(model, without=new))
@@ -73,7 +72,7 @@ def apply_changes(model: ir.Model, tagged: TaggedFile, rules: Sequence[Rule]) ->
         changed[rule.method] += len(names) if change_nodes(model, rule.method, names) else 0
     if idle := [change for change, count in changed.items() if not count]:
         selectors = ", ".join(word for rule in rules if rule.method == idle[0] for word in rule.selectors)
-        raise UsageError(f"'{idle[0]}' ({CHANGES[idle[0]]}) changes nothing in {selectors}")
+        raise UsageError(f"'{idle[0]}' ({CHANGES[idle[0]].words}) changes nothing in {selectors}")
     return changed
 
 
@@ -294,11 +293,21 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
     return True
 
 
-_CHANGES: Mapping[str, Callable[[ir.Model, Sequence[ir.Node]], bool]] = {
-    "uint8": make_unsigned,
-    "apart": _keep_apart,
-    "definition": _by_definition,
-    "int16": _in_sixteen_bits,
-    "float": _without_quantization,
-    "processor": _on_processor,
+class Change(NamedTuple):
+    """A change of nodes in place."""
+
+    words: str
+    """What the nodes are after it, for messages."""
+    make: Callable[[ir.Model, Sequence[ir.Node]], bool]
+    """Makes the change; returns whether there was something to change."""
+
+
+CHANGES: Mapping[str, Change] = {
+    "uint8": Change("with weights as uint8 instead of int8, whose products no processor saturates", make_unsigned),
+    "apart": Change("kept apart by two negations, so that the device does not fuse them", _keep_apart),
+    "definition": Change("replaced by the function that ONNX defines the operator as", _by_definition),
+    "int16": Change("with activations of 16 bits instead of 8", _in_sixteen_bits),
+    "float": Change("computed without quantization", _without_quantization),
+    "processor": Change("put into a branch that only the CPU runs", _on_processor),
 }
+"""Changes that may make a device run nodes, or compute them right; those that cost the device least come first."""

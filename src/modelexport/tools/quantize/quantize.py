@@ -33,13 +33,12 @@ from modelexport.regions.region import Region
 from modelexport.runtime.saturating_products import saturating_modules
 from modelexport.tables.turns import Turns
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tools.quantize.changes_for_devices import apply_changes
+from modelexport.tools.quantize.changes_for_devices import CHANGES, apply_changes
 from modelexport.tools.quantize.equal_method_groups import weighted_nodes
 from modelexport.tools.quantize.methods import Method, Ranges, apply_method
 from modelexport.tools.quantize.prepared_for_quantizers import prepared
 from modelexport.tools.quantize.quantized_regions import QuantizedRegions, cut_for_quantizer
 from modelexport.tools.quantize.recipes import (
-    CHANGES,
     Assignment,
     can_quantize,
     chosen_recipe,

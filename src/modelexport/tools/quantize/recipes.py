@@ -20,21 +20,12 @@ from modelexport.graph.weighted_operators import row_of, summed_axis
 from modelexport.runtime.half_precision import reach
 from modelexport.tagged.file import TaggedFile
 from modelexport.tools.quantize.blockwise_weights import TABLES_SINCE
+from modelexport.tools.quantize.changes_for_devices import CHANGES
 from modelexport.tools.quantize.equal_method_groups import find_groups
 from modelexport.tools.quantize.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tools.quantize.weights_behind import MOVES_WEIGHTS, weight_behind, weights_behind
 from modelexport.traces.calibration_data import RunInputs
 from modelexport.traces.value_ranges import measure_values
-
-CHANGES: Mapping[str, str] = {
-    "uint8": "with weights as uint8 instead of int8, whose products no processor saturates",
-    "apart": "kept apart by two negations, so that the device does not fuse them",
-    "definition": "replaced by the function that ONNX defines the operator as",
-    "int16": "with activations of 16 bits instead of 8",
-    "float": "computed without quantization",
-    "processor": "put into a branch that only the CPU runs",
-}
-"""Changes that may make a device run nodes, or compute them right; those that cost the device least come first."""
 
 Assignment = Mapping[str, Method]
 """Names of nodes to their methods. A node that is not in it is kept."""
