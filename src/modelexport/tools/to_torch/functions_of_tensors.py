@@ -118,6 +118,20 @@ def cumulative_sum(x: Tensor, axis: int, *, exclusive: int = 0, reverse: int = 0
     return result.flip(axis) if reverse else result
 
 
+def normalize_mean_variance(x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
+    """``x`` with mean 0 and variance 1 over axes."""
+    mean = x.mean(axes, keepdim=True)
+    return (x - mean) / ((x.square().mean(axes, keepdim=True) - mean.square()).sqrt() + 1e-9)
+
+
+def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+    """``x`` with the first elements of each sequence in the opposite order, as many as its length."""
+    x = x.movedim((batch_axis, time_axis), (0, 1))
+    places = torch.arange(x.shape[1], device=x.device)
+    places = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], places].movedim((0, 1), (batch_axis, time_axis))
+
+
 def one_hot(indices: Tensor, depth: Any, values: Tensor, *, axis: int = -1) -> Tensor:
     """``values[1]`` at each index and ``values[0]`` elsewhere, on a new axis."""
     axis = axis % (indices.ndim + 1)

@@ -117,6 +117,14 @@ def _softmax(o: Operation) -> ast.expr:
     return o.write(f"a.flatten(axis).{name}(-1).reshape(a.shape)")
 
 
+def _hardmax(o: Operation) -> ast.expr:
+    axis = o.attribute("axis")
+    one = "torch.zeros_like(x).scatter_(axis, x.argmax(axis, keepdim=True), 1)"
+    if o.version >= 13 or axis in (-1, o.known_rank() - 1):
+        return o.write(one, x=o.tensor(0))
+    return o.write(f"{one}.reshape(a.shape)", x=o.write("a.flatten(axis)"), axis=-1)
+
+
 def _extreme(name: str) -> Callable[[Operation], ast.expr]:
     def write(o: Operation) -> ast.expr:
         keep = True if o.attribute("keepdims") else LEFT_OUT
@@ -293,7 +301,10 @@ TENSOR_OPERATORS: dict[str, Row] = {
     "Swish": "a * torch.sigmoid(alpha * a)", "Elu": "F.elu(a, alpha)", "Celu": "F.celu(a, alpha)",
     "LeakyRelu": "F.leaky_relu(a, alpha)", "Selu": "gamma * F.elu(a, alpha)",
     "HardSigmoid": "(alpha * a + beta).clamp(0, 1)", "PRelu": "torch.where(a < 0, b * a, a)",
-    "ThresholdedRelu": "torch.where(a > alpha, a, 0)", "LpNormalization": "F.normalize(a, p, axis, 1e-30)",
+    "ThresholdedRelu": "torch.where(a > alpha, a, 0)", "Hardmax": _hardmax,
+    "Shrink": "torch.where(a < -lambd, a + bias, torch.where(a > lambd, a - bias, 0))",
+    "MeanVarianceNormalization": "normalize_mean_variance(a, **attributes)",
+    "ReverseSequence": "reverse_sequence(a, b, **attributes)", "LpNormalization": "F.normalize(a, p, axis, 1e-30)",
     "SequenceConstruct": "[*operands]", "SequenceEmpty": "[]", "SequenceAt": "a[n1]",
     "SequenceLength": "torch.tensor(len(a))",
     "ConcatFromSequence": either("new_axis", "torch.cat(a, axis)", "torch.stack(a, axis)"),
