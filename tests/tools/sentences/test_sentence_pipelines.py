@@ -17,7 +17,9 @@ import sentence_transformers
 import torch
 import transformers
 from safetensors.torch import save_file
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import modelexport
@@ -47,10 +49,19 @@ DENSE = {"in_features": WIDTH, "out_features": WIDTH}
 Modules = list[tuple[str, dict[str, Any]]]
 MASK = "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"
 SEVERAL = {"model_type": "MultiVectorEncoder"}
+SPARSE = {"model_type": "SparseEncoder"}
+SPLADE, AUTOENCODER = (
+    f"sentence_transformers.sparse_encoder.modules.{name}" for name in ("SpladePooling", "SparseAutoEncoder")
+)
+FILLS_MASK = {"transformer_task": "fill-mask"}
 
 
 def bert() -> Any:
     return transformers.BertModel(transformers.BertConfig(**SIZES))
+
+
+def masked_bert() -> Any:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
 
 
 def qwen(layers: int = 1) -> Any:
@@ -101,6 +112,10 @@ def folder(
                 {f"norm.{n}": v for n, v in torch.nn.LayerNorm(WIDTH).state_dict().items()},
                 path / f"{index}_{kind}" / "model.safetensors",
             )
+        if kind == AUTOENCODER:
+            made = SparseAutoEncoder(**settings)
+            made.encoder.weight.data.normal_()
+            made.save(str(path / f"{index}_{kind}"))
         own = kind if "." in kind else f"sentence_transformers.models.{kind}"
         entries.append({"idx": index, "name": str(index), "path": f"{index}_{kind}", "type": own})
     (path / "modules.json").write_text(json.dumps(entries))
@@ -153,7 +168,7 @@ def test_a_package_whose_pooling_leaves_the_prompt_out_takes_its_length(pooled: 
         ([("custom_st.Pooling", {})], {}, "sentence-transformers cannot load .*custom_st"),
         ([(MASK, {"skiplist_words": ["a"]})], SEVERAL, "module 1 leaves tokens out by their text"),
         ([("Pooling", {"pooling_mode": "weightedmean", "include_prompt": False})], {}, "leaves the prompt out of a we"),
-        ([], {"model_type": "SparseEncoder"}, "is a SparseEncoder, not one of"),
+        ([], {"model_type": "CrossEncoder"}, "is a CrossEncoder, not one of"),
     ],
 )
 def test_a_model_whose_embeddings_a_graph_of_tokens_cannot_compute_is_refused(
@@ -251,6 +266,17 @@ LAYOUTS: dict[str, tuple[Any, Modules, dict[str, Any]]] = {
         ],
         {"whole": SEVERAL},
     ),
+    "sparse": (masked_bert, [(SPLADE, {"pooling_strategy": "max"})], {"whole": SPARSE, **FILLS_MASK}),
+    "sparse with few elements": (
+        masked_bert,
+        [(SPLADE, {"pooling_strategy": "sum", "activation_function": "log1p_relu"})],
+        {"whole": {**SPARSE, "max_active_dims": 3}, **FILLS_MASK},
+    ),
+    "sparse by an autoencoder": (
+        bert,
+        [("Pooling", {}), (AUTOENCODER, {"input_dim": WIDTH, "hidden_dim": 64, "k": 4, "k_aux": 8})],
+        {"whole": SPARSE},
+    ),
 }
 
 
@@ -260,6 +286,17 @@ def test_layouts_of_sentence_transformers_give_its_embeddings(name: str, tmp_pat
     build, modules, options = LAYOUTS[name]
     result = export(folder(tmp_path / "model", build, modules, **options), tmp_path / "out")  # compares, or raises
     assert not result.notes
+
+
+@pytest.mark.slow
+def test_a_model_with_routes_gives_the_embeddings_of_its_default_route(tmp_path: Path) -> None:
+    modules = list(
+        load_pipeline(folder(tmp_path / "one", *LAYOUTS["sparse"][:2], **LAYOUTS["sparse"][2])).model.children()
+    )
+    query = SparseStaticEmbedding(tokenizer=modules[0].tokenizer)
+    routed = Router.for_query_document(query_modules=[query], document_modules=modules)
+    sentence_transformers.SparseEncoder(modules=[routed]).save(str(tmp_path / "model"))
+    export(tmp_path / "model", tmp_path / "out")  # compares, or raises
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ def _batches(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any], 
             library.tokenizer.padding_side = side
             features = library.preprocess(list(texts), prompt=prompt or None)
             if model.output == SENTENCE:
-                right = library.encode(list(texts), prompt=prompt or None, show_progress_bar=False)
+                dense = {"convert_to_sparse_tensor": False} if model.is_sparse else {}
+                how = {"prompt": prompt or None, "show_progress_bar": False, "convert_to_tensor": True, **dense}
+                right = as_array(library.encode(list(texts), **how))
             else:
                 with torch.no_grad():
                     right = as_array(library(dict(features))[model.output])

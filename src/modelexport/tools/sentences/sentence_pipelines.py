@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from modelexport.core.missing_extras import missing_extra
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError, raised_as
 from modelexport.files.first_module_folder import SENTENCE_TRANSFORMER, first_module_folder
@@ -24,7 +26,7 @@ from modelexport.pytorch.loading.hugging_face import hub_answers, quiet_transfor
 from modelexport.pytorch.loading.trust import no_questions
 
 SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
-_KINDS = ("SentenceTransformer", "MultiVectorEncoder")
+_KINDS = ("SentenceTransformer", "MultiVectorEncoder", "SparseEncoder")
 
 
 class SentencePipeline(nn.Module):
@@ -41,21 +43,61 @@ class SentencePipeline(nn.Module):
         for name, module in library.named_children():
             self.add_module(name, module)
         self.output = output
-        self.width = library.truncate_dim if output == SENTENCE else None
+        self.width = getattr(library, "truncate_dim", None) if output == SENTENCE else None
+        self.is_sparse = is_sparse(library)
+        self.most_active = library.max_active_dims if self.is_sparse else None
         self.takes_prompt_length = any(map(_leaves_prompt_out, self.children()))
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, prompt_length: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        with _in_one_chunk(self):
+            features = self._features(features, prompt_length)
+        embedding = features[self.output]
+        if self.most_active is not None:
+            from sentence_transformers.util import select_max_active_dims
+
+            embedding = select_max_active_dims(embedding, self.most_active)
+        return {self.output: embedding if self.width is None else embedding[..., : self.width]}
+
+    def _features(
+        self, features: dict[str, torch.Tensor], prompt_length: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        attention_mask = features["attention_mask"]
         for module in self.children():
             features = dict(features)  # the modules of the library change what they are given
             if prompt_length is not None and _leaves_prompt_out(module):
                 # The library asks for the length as a number of Python, which a graph cannot have.
                 features["attention_mask"] = _without_prompt(attention_mask, prompt_length)
-            features = module(features)
-        embedding = features[self.output]
-        return {self.output: embedding if self.width is None else embedding[..., : self.width]}
+            features = module(features, **self._keywords_of(module))
+        return features
+
+    def _keywords_of(self, module: nn.Module) -> dict[str, Any]:
+        takes = self.most_active is not None and "max_active_dims" in getattr(module, "forward_kwargs", ())
+        return {"max_active_dims": self.most_active} if takes else {}
+
+
+def is_sparse(library: Any) -> bool:
+    """Whether a model of the library is a ``SparseEncoder``."""
+    return hasattr(library, "max_active_dims")
+
+
+@contextmanager
+def _in_one_chunk(model: nn.Module) -> Iterator[None]:
+    """Inside the block, a pooling that takes all tokens as one chunk does not fix how many they are: ``range(0, n, n)``
+    has one element for every size ``n``, but Python makes a number of it."""
+    modules = (module for module in model.modules() if getattr(module, "chunk_size", 0) is None)
+    names = {type(module).__module__ for module in modules}
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(attribute_set(sys.modules[name], "range", _range))
+        yield
+
+
+def _range(*bounds: int) -> Iterable[int]:
+    whole = len(bounds) == 3 and isinstance(bounds[0], int) and bounds[0] == 0 and bounds[1] is bounds[2]
+    return bounds[:1] if whole else range(*bounds)
 
 
 def _leaves_prompt_out(module: nn.Module) -> bool:
@@ -148,14 +190,15 @@ def load_pipeline(
             tensors = {f"{prefix}{key}": tensor for key, tensor in streamed.weights.tensors.items()}
             made = {f"{prefix}{key}": what for key, what in streamed.weights.made.items()}
             kept = dataclasses.replace(streamed.weights, tensors=tensors, made=made)
-    model = SentencePipeline(library, SENTENCE if pooled else TOKENS)
+    model = SentencePipeline(library, SENTENCE if pooled or is_sparse(library) else TOKENS)
     classes = ", ".join(f"{type(module).__name__}{_modes(module)}" for module in modules.values())
     about = f"as in sentence-transformers: {classes}; --bare: the Transformer alone"
     return LoadedModel(model.eval(), None, directory.resolve().name, first_module_folder(directory), (), kept, about)
 
 
 def _modes(module: nn.Module) -> str:
-    modes: str | Sequence[str] = getattr(module, "pooling_mode", ())
+    """How a module pools, or which of its routes the graph has."""
+    modes: Any = getattr(module, "pooling_mode", None) or getattr(module, "default_route", None) or ()
     return f" ({modes if isinstance(modes, str) else ', '.join(modes)})" if modes else ""
 
 
