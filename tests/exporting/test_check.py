@@ -209,6 +209,20 @@ def test_nan_in_an_output_is_told_where_the_file_agrees(tmp_path: Path) -> None:
     assert [note.partition(";")[0] for note in report.notes] == [told]
 
 
+def test_an_output_of_nan_alone_is_not_compared_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "nan.py").write_text(
+        "import torch\n"
+        "class Logarithm(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x.log()\n"
+        "def make():\n"
+        "    return Logarithm(), {'x': -torch.ones(2)}\n"
+    )
+    done = run("export", "nan.py:make", "-o", "nan.onnx", cwd=tmp_path)
+    assert "check: the file loads and runs; no output was compared" in done.stdout
+    assert "2 of 2 elements of output are NaN in PyTorch and in the file; `modelexport values` names" in done.stderr
+
+
 def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
     factory = tmp_path / "wrong.py"
     factory.write_text(

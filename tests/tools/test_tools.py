@@ -235,6 +235,31 @@ def test_what_is_not_a_tool_is_a_warning_and_left_out(
         assert "wrong" not in {tool.name for tool in tools.installed_tools.__wrapped__()}
 
 
+@pytest.mark.parametrize("lacks", ["name", "needs", "accepts"])
+def test_a_kind_that_would_take_models_of_others_is_a_warning_and_left_out(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"name": "ranker", "needs": "a ranker", "accepts": lambda self, model: False}
+    made = type("RankerKind", (package_kinds.PackageKind,), {name: own[name] for name in own.keys() - {lacks}})()
+    monkeypatch.setattr(package_kinds, "kinds_of_tools", lambda: ("ranker:KIND",))
+    monkeypatch.setattr(package_kinds, "imported", lambda place: made)
+    with pytest.warns(ToolWarning, match=rf"ranker:KIND cannot be used: it has no {lacks} of its own"):
+        assert made not in package_kinds.package_kinds.__wrapped__()
+
+
+def test_a_fault_in_a_command_of_another_package_names_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faulty.py").write_text("def weigh():\n    return {}['kilograms']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    command = tools.Command("look", "faulty:weigh", "weigh a file")
+    monkeypatch.setattr(tools, "installed_tools", lambda: (*tools.TOOLS, tools.Tool("faulty", {"weigh": command})))
+    monkeypatch.setitem(command_list.COMMANDS, "weigh", command)
+    done = run("weigh")
+    assert done.stderr.startswith("modelexport: internal error of faulty:2: KeyError: 'kilograms'; report it to its au")
+    assert done.returncode == 70
+
+
 def _install(folder: Path, name: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a folder look like one in which a package with an entry point is installed."""
     facts = folder / f"{name}-1.0.dist-info"

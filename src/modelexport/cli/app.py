@@ -21,6 +21,7 @@ from modelexport.core.text import chained, first_few, suggest
 from modelexport.core.version import __version__
 from modelexport.terminal.printing import command_line
 from modelexport.terminal.progress import LINE
+from modelexport.tools import line_of_another_package
 
 with warnings_as_lines():  # the tools of other packages are imported, which may warn
     from modelexport.cli.command_list import COMMANDS, introduction, overview
@@ -151,7 +152,9 @@ def _unexpected(error: Exception) -> tuple[str, int]:
         text = f"{where}{error.strerror or error}: make room or give permission, and run it again"
         return text, errors.NotWrittenError.exit_status
     again = command_line("--debug", *(word for word in sys.argv[1:] if word != "--debug"))
-    return f"internal error: {type(error).__name__}: {error}; report it with what `{again}` prints", _INTERNAL
+    where = line_of_another_package(error)
+    whose, to = (f" of {where}", " to its authors") if where else ("", "")
+    return f"internal error{whose}: {type(error).__name__}: {error}; report it{to} with what `{again}` prints", _INTERNAL
 
 
 def _temporary_folder(error: errors.ModelExportError) -> str:

@@ -197,13 +197,22 @@ def _imported(place: str) -> PackageKind | None:
         return cast(PackageKind, imported(place))
     try:
         kind = imported(place)
-        problem = "" if isinstance(kind, PackageKind) else f"it is a {type(kind).__name__}"
+        problem = _lacking_in(kind)
     except Exception as error:  # code of another package, which must not end our commands
         problem = f"{type(error).__name__}: {error}"
     if problem:
         warn_caller(f"the kind of packages {place} cannot be used: {problem}", ToolWarning)
         return None
     return cast(PackageKind, kind)
+
+
+def _lacking_in(kind: object) -> str:
+    """Why the kind of another package would take models that it is not for; empty if it would not."""
+    if not isinstance(kind, PackageKind):
+        return f"it is a {type(kind).__name__}"
+    own = ("name", "needs") if kind.only_named else ("name", "needs", "accepts")
+    lacks = [name for name in own if getattr(type(kind), name) is getattr(PackageKind, name)]
+    return f"it has no {lacks[0]} of its own" if lacks else ""
 
 
 def as_module(model: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -177,6 +178,15 @@ def with_commands_of_tools(core: Mapping[str, Command]) -> dict[str, Command]:
             if commands.setdefault(name, command) is not command:
                 _warn(f"the command {name} of the tool {tool.name} is left out: there is another {name}")
     return commands
+
+
+def line_of_another_package(error: BaseException) -> str:
+    """The innermost line of a tool of another package that an exception passed, as ``module:line``; empty if none."""
+    others = (tool for tool in installed_tools() if tool not in TOOLS)
+    places = [place for tool in others for place in (*tool.kinds, *(it.function for it in tool.commands.values()))]
+    packages = {place.partition(":")[0].partition(".")[0] for place in places}
+    passed = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((f"{name}:{line}" for name, line in reversed(passed) if name.partition(".")[0] in packages), "")
 
 
 def imported(place: str) -> Any:

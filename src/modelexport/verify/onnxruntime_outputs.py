@@ -96,10 +96,10 @@ def compare_as_run(
 
 
 def nan_note(outputs: Sequence[Difference], own_results: Sequence[Any]) -> str:
-    """The first output that agrees, but has NaN in PyTorch and in the file; empty if there is none."""
+    """The first output that does not differ, but has NaN in PyTorch and in the file; empty if there is none."""
     for output, array in zip(outputs, own_results, strict=False):
         count = int(np.count_nonzero(np.isnan(array.astype(np.float64)))) if is_floating(array) else 0
-        if count and output.status == "agree":
+        if count and output.status != "differ":
             return (
                 f"{count:,} of {array.size:,} elements of {output.name} are NaN in PyTorch and in the file; "
                 "`modelexport values` names the node that makes the first"

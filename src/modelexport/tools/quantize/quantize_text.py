@@ -47,7 +47,7 @@ def format_quantized(
             line = turns_line(turns, source.name, output.name)
             lines.append(f"  {use}: {line}" if use else f"  {line}")
             if turns.slower:
-                lines.append("  slower here: --least time, with --data and --within, finds methods that are faster")
+                lines.append("  slower here: --least time, beside --data and --within, finds methods that are faster")
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir() or not any(result.methods for result in results.values()):
         return "\n".join(lines)
