@@ -154,7 +154,8 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     again = command_line("--debug", *(word for word in sys.argv[1:] if word != "--debug"))
     where = line_of_another_package(error)
     whose, to = (f" of {where}", " to its authors") if where else ("", "")
-    return f"internal error{whose}: {type(error).__name__}: {error}; report it{to} with what `{again}` prints", _INTERNAL
+    said = f"internal error{whose}: {type(error).__name__}: {error}; report it{to} with what `{again}` prints"
+    return said, _INTERNAL
 
 
 def _temporary_folder(error: errors.ModelExportError) -> str:

@@ -120,8 +120,9 @@ def cumulative_sum(x: Tensor, axis: int, *, exclusive: int = 0, reverse: int = 0
 
 def normalize_mean_variance(x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
     """``x`` with mean 0 and variance 1 over axes."""
-    mean = x.mean(axes, keepdim=True)
-    return (x - mean) / ((x.square().mean(axes, keepdim=True) - mean.square()).sqrt() + 1e-9)
+    dims = tuple(axes)
+    mean = x.mean(dims, keepdim=True)
+    return (x - mean) / ((x.square().mean(dims, keepdim=True) - mean.square()).sqrt() + 1e-9)
 
 
 def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
