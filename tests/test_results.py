@@ -178,6 +178,9 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
             model, inputs, path, dynamic="batch"
         ),  # type: ignore[arg-type]
         "there is no path: give export(model, inputs, path)": lambda: modelexport.export(model, path),
+        "packed/ does not end in .onnx: give packed.onnx, or a folder": lambda: modelexport.export(
+            model, inputs, "packed/"
+        ),
         "export: tags_as takes Literal['metadata', ": lambda: modelexport.export(model, inputs, path, tags_as="name"),  # type: ignore[arg-type]
         "export: include takes Collection[str], not 'Linear'": lambda: modelexport.export(
             model, inputs, path, include="Linear"
@@ -194,6 +197,8 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
             call()
         assert str(error.value).startswith(text)
         assert "\n" not in str(error.value)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'opset_version'; did you mean opset"):
+        modelexport.export(model, inputs, path, opset_version=18)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'path'"):
         modelexport.verify(model, new)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(modelexport.export)) is modelexport.export

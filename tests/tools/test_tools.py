@@ -156,6 +156,7 @@ def test_a_package_adds_a_command_and_a_kind_of_packages(tmp_path: Path, monkeyp
     done = run("export", "net.py:make", "-o", "package/", "--no-check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Gemm 1" in run("count", "package/decoder.onnx", cwd=tmp_path).stdout
+    assert "decoder:\nGemm 1" in run("count", "package/", cwd=tmp_path).stdout
     assert run("verify", "package/", "--model", "net.py:make", cwd=tmp_path).returncode == 0
 
 

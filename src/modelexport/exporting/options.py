@@ -12,6 +12,7 @@ from modelexport.capture.front_end_options import OPSETS, FrontEndOptions, Quant
 from modelexport.core.declared_options import option
 from modelexport.core.limits import LARGE_WEIGHTS
 from modelexport.core.tags import Granularity
+from modelexport.core.text import suggest
 from modelexport.errors import UsageError
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
@@ -231,14 +232,16 @@ class Options:
         Raises:
             TypeError: A keyword is not an option.
         """
-        groups = {}
+        groups, known = {}, set[str]()
         left = dict(keywords)
         for group in dataclasses.fields(self):
             before = getattr(self, group.name)
+            known.update(field.name for field in dataclasses.fields(before))
             replacements = {f.name: left.pop(f.name) for f in dataclasses.fields(before) if f.name in left}
             groups[group.name] = dataclasses.replace(before, **replacements)
         if left:
-            raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
+            name = next(iter(left))
+            raise TypeError(f"export() got an unexpected keyword argument '{name}'{suggest(name, known)}")
         return Options(**groups)
 
     def for_front_end(self, *, ones: bool) -> FrontEndOptions:

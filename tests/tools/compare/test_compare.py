@@ -301,3 +301,12 @@ def test_weights_that_a_quantizer_changed_are_told_without_their_scales(exported
     text = format_comparison(compare(exported("blocks").path, tmp_path / "q.onnx"))
     assert re.search(r"-> uint8\[\d+, \d+\] by a step that is not recorded", text)
     assert "Unrecorded" not in text
+
+
+def test_constants_that_steps_take_are_not_steps(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.float64):
+        inputs = (torch.ones(2, 3, 4, dtype=dtype),)
+        export(nn.LSTM(4, 4).to(dtype).eval(), inputs, tmp_path / f"{dtype}.onnx", check=False)
+    text = format_comparison(compare(tmp_path / "torch.float32.onnx", tmp_path / "torch.float64.onnx"))
+    assert " by Slice, " in text
+    assert "Constant" not in text

@@ -303,7 +303,9 @@ def _constant(tensor: ir.TensorProtocol) -> str:
 
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
     steps = ", ".join(
-        "a step that is not recorded" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps
+        "a step that is not recorded" if step.op_type == keys.UNRECORDED else step.op_type
+        for step in plan.steps
+        if step.op_type != "Constant"  # an input of a later step, which computes nothing with the entry
     )
     return _held_type(value) + (f" by {steps}" if steps else "")
 
