@@ -231,6 +231,23 @@ def test_what_is_written_twice_is_added_twice_also_if_the_example_writes_once(
     assert wrong(tmp_path / "m.onnx", model, (torch.tensor([3, 1, 3, 3, 1]), x)) == ""
 
 
+SELECTED: dict[str, Callable[..., torch.Tensor]] = {
+    "a column of each row": lambda t, i: t[torch.arange(4), i],
+    "two inputs": lambda t, i: t[i, i],
+    "behind other axes": lambda t, i: t.expand(3, 10, 4)[..., i, None, i.int()],
+    "apart": lambda t, i: t.expand(2, 10, 4)[i % 2, :, i],
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", SELECTED)
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_indices_count_from_the_end_also_if_none_of_the_example_does(case: str, frontend: Any, tmp_path: Path) -> None:
+    model = Computes(SELECTED[case]).eval()
+    export(model, (torch.tensor([0, 2, 1, 3]),), tmp_path / "m.onnx", frontend=frontend)
+    assert wrong(tmp_path / "m.onnx", model, (torch.tensor([-1, 3, -4, -2]),)) == ""
+
+
 @pytest.mark.parametrize("case", ["index_put", "index_add", "scatter_add"])
 def test_a_trace_that_adds_is_refused_for_opsets_whose_writes_do_not_add(case: str, tmp_path: Path) -> None:
     inputs = torch.tensor([0, 1, 2, 5, 7]), torch.ones(5, 4)

@@ -249,6 +249,26 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
     return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
+def selected(input: Any, index: Any) -> Any:
+    """``Tensor.__getitem__``: places of several tensors are computed by the exporter, of negative ones as they are."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if sum(isinstance(part, list) or (isinstance(part, torch.Tensor) and part.dim() > 0) for part in parts) < 2:
+        return torch.Tensor.__getitem__(input, index)
+    places, axis = [], 0
+    for position, part in enumerate(parts):
+        counts = isinstance(part, torch.Tensor) and part.dtype in (torch.int64, torch.int32) and part.dim() > 0
+        places.append(torch.where(part < 0, part + input.shape[axis], part) if counts else part)
+        axis = input.dim() - sum(map(_axes, parts[position + 1 :])) if part is ... else axis + _axes(part)
+    return torch.Tensor.__getitem__(input, tuple(places))
+
+
+def _axes(part: Any) -> int:
+    """How many axes a part of an index takes."""
+    if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.dim()
+    return 0 if part is None or part is ... else 1
+
+
 TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.bernoulli, torch.Tensor.bernoulli), drawn_below),
     torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
@@ -263,6 +283,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
     torch.cosine_similarity: cosine_similarity,
     torch.pairwise_distance: pairwise_distance,
+    torch.Tensor.__getitem__: selected,
     torch.diff: difference,
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
