@@ -248,6 +248,15 @@ def test_indices_count_from_the_end_also_if_none_of_the_example_does(case: str, 
     assert wrong(tmp_path / "m.onnx", model, (torch.tensor([-1, 3, -4, -2]),)) == ""
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_an_empty_bag_is_zero_also_if_the_example_has_none(mode: str, frontend: Any, tmp_path: Path) -> None:
+    model = Computes(lambda t, ids, starts: F.embedding_bag(ids, t, starts, mode=mode, padding_idx=9)).eval()
+    export(model, (IDS, torch.tensor([0, 1, 3, 4])), tmp_path / "m.onnx", frontend=frontend)
+    assert wrong(tmp_path / "m.onnx", model, (IDS, BAGS)) == ""
+
+
 @pytest.mark.parametrize("case", ["index_put", "index_add", "scatter_add"])
 def test_a_trace_that_adds_is_refused_for_opsets_whose_writes_do_not_add(case: str, tmp_path: Path) -> None:
     inputs = torch.tensor([0, 1, 2, 5, 7]), torch.ones(5, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections import defaultdict
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
 from modelexport.capture.repairs import attention, special_functions
-from modelexport.capture.repairs.decompositions import drawn_below
+from modelexport.capture.repairs.decompositions import drawn_below, embedding_bag
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 from modelexport.capture.repairs.sized_tensors import SIZED
 from modelexport.capture.repairs.special_functions import rounded_once
@@ -249,6 +250,29 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
     return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
+def bags(input: Any, weight: Any, offsets: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """``embedding_bag``: the largest of an empty bag is zero; the exporter's is minus infinity."""
+    given = _OF_BAGS.bind(input, weight, offsets, *args, **kwargs)
+    given.apply_defaults()
+    how = given.arguments
+    if how["max_norm"] is not None:
+        return torch.nn.functional.embedding_bag(input, weight, offsets, *args, **kwargs)
+    weights, flat = how["per_sample_weights"], input.reshape(-1)
+    offsets = torch.arange(0, input.numel(), input.shape[1]) if input.dim() == 2 else offsets
+    return embedding_bag(
+        weight,
+        flat,
+        offsets,
+        mode=("sum", "mean", "max").index(how["mode"]),
+        per_sample_weights=None if weights is None else weights.reshape(-1),
+        include_last_offset=how["include_last_offset"],
+        padding_idx=how["padding_idx"],
+    )[0]
+
+
+_OF_BAGS = inspect.signature(torch.nn.functional.embedding_bag)
+
+
 def selected(input: Any, index: Any) -> Any:
     """``Tensor.__getitem__``: places of several tensors are computed by the exporter, of negative ones as they are."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -284,6 +308,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     torch.cosine_similarity: cosine_similarity,
     torch.pairwise_distance: pairwise_distance,
     torch.Tensor.__getitem__: selected,
+    torch.nn.functional.embedding_bag: bags,
     torch.diff: difference,
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
