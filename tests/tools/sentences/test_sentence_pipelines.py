@@ -19,7 +19,11 @@ import transformers
 from safetensors.torch import save_file
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding
+from sentence_transformers.sparse_encoder.modules import (
+    SparseAutoEncoder,
+    SparseStaticEmbedding,
+    SpladePooling,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import modelexport
@@ -30,6 +34,7 @@ from modelexport.packages.package_kinds import load_for_parts
 from modelexport.tools.sentences import sentence_pipelines
 from modelexport.tools.sentences.encoding_check import encoding_fault
 from modelexport.tools.sentences.sentence_pipelines import (
+    in_one_chunk,
     is_pipeline,
     load_pipeline,
     pipeline_folder,
@@ -286,6 +291,26 @@ def test_layouts_of_sentence_transformers_give_its_embeddings(name: str, tmp_pat
     build, modules, options = LAYOUTS[name]
     result = export(folder(tmp_path / "model", build, modules, **options), tmp_path / "out")  # compares, or raises
     assert not result.notes
+
+
+class Pools(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pooling = SpladePooling()
+
+    def forward(self, token_embeddings: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        features = {"token_embeddings": token_embeddings, "attention_mask": attention_mask}
+        with in_one_chunk(self):
+            return self.pooling(features)["sentence_embedding"]  # type: ignore[no-any-return]
+
+
+def test_sparse_pooling_does_not_fix_how_many_tokens_a_text_has() -> None:
+    length = torch.export.Dim("length")
+    sizes = {"token_embeddings": {1: length}, "attention_mask": {1: length}}
+    program = torch.export.export(Pools().eval(), (torch.ones(2, 5, 3), torch.ones(2, 5)), dynamic_shapes=sizes)
+    assert (
+        program.module()(torch.full((2, 7, 3), 2.0), torch.ones(2, 7)).tolist() == [[pytest.approx(1.0986123)] * 3] * 2
+    )
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class SentencePipeline(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, prompt_length: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
-        with _in_one_chunk(self):
+        with in_one_chunk(self):
             features = self._features(features, prompt_length)
         embedding = features[self.output]
         if self.most_active is not None:
@@ -84,7 +84,7 @@ def is_sparse(library: Any) -> bool:
 
 
 @contextmanager
-def _in_one_chunk(model: nn.Module) -> Iterator[None]:
+def in_one_chunk(model: nn.Module) -> Iterator[None]:
     """Inside the block, a pooling that takes all tokens as one chunk does not fix how many they are: ``range(0, n, n)``
     has one element for every size ``n``, but Python makes a number of it."""
     modules = (module for module in model.modules() if getattr(module, "chunk_size", 0) is None)
