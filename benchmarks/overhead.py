@@ -2,11 +2,12 @@
 
 Time, peak memory and the size of the graph file; each ratio compares the column before it with the bare exporter's.
 
-    python benchmarks/overhead.py [--runs N] [--cpu] [--sides bare dynamo] [NAME ...]
+    python benchmarks/overhead.py [--runs N] [--cpu] [--dynamic] [--sides bare dynamo] [NAME ...]
 
 Each run is a separate process, which builds the model, exports a tiny one to warm up, and then measures. The sides
 alternate, and the ratios are those of the medians in the same table. Seconds are wall time; `--cpu` measures processor
-time, for a machine that has other work.
+time, for a machine that has other work. With `--dynamic` the exports have dynamic axes (those of the bare exporter for
+models of transformers only). `PYTHONPATH=OTHER/src` measures another checkout.
 
 Needs the project alone; about fifteen minutes for the first six models, five with `--runs 1`. The others, whose names
 have to be given, show how the cost grows with depth (`deep`), and where layers are not all equal (`kinds`): with
@@ -70,6 +71,14 @@ def hierarchy() -> Built:
     return SwinModel(config).eval(), {"pixel_values": torch.randn(1, 3, 64, 64)}
 
 
+def transformer_of_images(edge: int, patch: int, **options: Any) -> Built:
+    import torch
+    from transformers import ViTConfig, ViTModel
+
+    model = ViTModel(ViTConfig(image_size=edge, patch_size=patch, **SMALL | options)).eval()
+    return model, {"pixel_values": torch.randn(2, 3, edge, edge)}
+
+
 def u_net(width: int = 32, levels: int = 3, blocks: int = 3) -> Built:
     import torch
     from torch import nn
@@ -131,6 +140,10 @@ KINDS: dict[str, Callable[[], Built]] = {
         "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, **SMALL, **HEADS
     ),
     "Swin, 2 + 2 + 6 + 2 blocks": hierarchy,
+    "ViT, 2 layers, 32 pixels": lambda: transformer_of_images(32, 8, num_hidden_layers=2),
+    "ViT, 12 layers, 224 pixels": lambda: transformer_of_images(
+        224, 16, hidden_size=192, intermediate_size=768, num_attention_heads=3
+    ),
     "U-Net, 15 blocks": u_net,
     "ALBERT, 12 layers shared": lambda: from_config("AlbertModel", embedding_size=32, **SMALL),
     "hybrid, 12 layers of two kinds": lambda: from_config(
@@ -140,7 +153,7 @@ KINDS: dict[str, Callable[[], Built]] = {
 ALL = {**MODELS, **DEEP, **KINDS}
 
 
-def bare(model: Any, inputs: dict[str, Any], path: Path) -> None:
+def bare(model: Any, inputs: dict[str, Any], path: Path, **options: Any) -> None:
     import torch
     from transformers import PreTrainedModel
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
@@ -149,24 +162,24 @@ def bare(model: Any, inputs: dict[str, Any], path: Path) -> None:
         torch.onnx.export(model, kwargs=inputs, dynamo=True).save(path, external_data=True)
         return
     exporter = OnnxExporter()
-    program = exporter.export(model, inputs, OnnxConfig()).program
+    program = exporter.export(model, inputs, OnnxConfig(**options)).program
     exporter.save_program(program, path)
 
 
-def ours(frontend: str) -> Callable[[Any, dict[str, Any], Path], None]:
-    def run(model: Any, inputs: dict[str, Any], path: Path) -> None:
+def ours(frontend: str) -> Callable[..., None]:
+    def run(model: Any, inputs: dict[str, Any], path: Path, **options: Any) -> None:
         import modelexport
 
         # As the bare exporter saves: the weights in a separate file.
-        modelexport.export(model, inputs, path, frontend=frontend, weights="copy")
+        modelexport.export(model, inputs, path, frontend=frontend, weights="copy", **options)
 
     return run
 
 
-SIDES = {"bare": bare, "dynamo": ours("dynamo"), "torchscript": ours("torchscript")}
+SIDES: dict[str, Callable[..., None]] = {"bare": bare, "dynamo": ours("dynamo"), "torchscript": ours("torchscript")}
 
 
-def measure(side: str, name: str) -> None:
+def measure(side: str, name: str, **options: Any) -> None:
     """In a separate process: export one model and print seconds, peak memory and the size of the graph file."""
     import torch
     import transformers
@@ -177,9 +190,9 @@ def measure(side: str, name: str) -> None:
     torch.manual_seed(0)
     model, inputs = ALL[name]()
     with tempfile.TemporaryDirectory() as folder:
-        run(*decoder(1), Path(folder) / "warm.onnx")
+        run(*decoder(1), Path(folder) / "warm.onnx", **options)
         began, cpu = time.perf_counter(), time.process_time()
-        run(model, inputs, Path(folder) / "model.onnx")
+        run(model, inputs, Path(folder) / "model.onnx", **options)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         size = (Path(folder) / "model.onnx").stat().st_size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -216,13 +229,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="measure processor time, not wall time")
+    parser.add_argument("--dynamic", action="store_true", help="exports with dynamic axes")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--measure-linked", metavar="SIZE", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(["deep", "kinds", "linked", *ALL]))
     arguments = parser.parse_args()
     if arguments.measure:
-        measure(*arguments.measure)
+        measure(*arguments.measure, **{"dynamic": True} if arguments.dynamic else {})
         return
     if arguments.measure_linked:
         measure_linked(arguments.measure_linked)
@@ -241,7 +255,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES if side in arguments.sides}
         for _ in range(arguments.runs):
             for side, done in runs.items():
-                done.append(in_process("--measure", side, name))
+                done.append(in_process("--measure", side, name, *["--dynamic"] * arguments.dynamic))
         results[name] = {
             side: {key: statistics.median(one[key] for one in done) for key in done[0]} for side, done in runs.items()
         }

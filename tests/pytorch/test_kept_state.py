@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from modelexport import export
 from modelexport.errors import ModelExportError
 from modelexport.pytorch.calls.restored_state import KeptState
+from modelexport.pytorch.calls.traced_tree import ModelState, untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
 
 
@@ -145,6 +147,26 @@ def test_a_container_that_refuses_to_be_written_is_restored_all_the_same() -> No
     OrderedDict.__delitem__(model.frozen, "b")
     kept.restore()
     assert list(model.frozen.items()) == [("a", 1), ("b", [1, 2])]
+
+
+@functools.cache
+def _doubled(number: int) -> int:
+    return 2 * number
+
+
+def test_one_state_is_restored_after_each_of_several_runs() -> None:
+    model = Restless(torch.relu)
+    model.running = nn.Buffer(torch.zeros(2))
+    _doubled(9)  # which the user called
+    before, state = _state(model), ModelState(model)
+    for run in range(3):
+        with untouched(model, state=state):
+            model(torch.ones(2, 4))
+            model.running += run + 1
+            _doubled(run)
+        assert _state(model) == before
+        assert model.running.tolist() == [0, 0]
+        assert _doubled.cache_info().currsize == 0
 
 
 def test_what_did_not_change_is_not_written() -> None:

@@ -22,6 +22,7 @@ from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.graph.parameter_plans import state_dict_of
 from modelexport.graph.properties import recorded
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
+from modelexport.pytorch.calls.traced_tree import ModelState
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import Inputs, as_array, as_stored, tensors_in
 from modelexport.pytorch.perturbed_weights import entries_of
@@ -85,6 +86,10 @@ class ModelRuns:
         self.model, self.weights = model, weights
         self._made: dict[Hashable, Any] = {}
 
+    @cached_property
+    def _state(self) -> ModelState:
+        return ModelState(self.model)
+
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._made:
             self._made[key] = make()
@@ -116,7 +121,7 @@ class ModelRuns:
 
     def own(self, inputs: Inputs) -> list[Any]:
         """The outputs of the model in its own types."""
-        return self._once(("own", _contents(inputs)), lambda: returned_by(self.model, inputs))
+        return self._once(("own", _contents(inputs)), lambda: returned_by(self.model, inputs, state=self._state))
 
     def note_on_fused(self, inputs: Inputs) -> list[str]:
         """A note if users of the model get other results: PyTorch's fused operators, which run only without hooks, give

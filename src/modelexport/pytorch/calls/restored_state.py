@@ -43,7 +43,7 @@ _NOT_FOLLOWED = (
 
 
 class KeptState:
-    """The state of a model at the time of construction.
+    """The state of a model at the time of construction, which can be restored any number of times.
 
     Attributes:
         tensors: Every parameter, buffer and other tensor of the modules.
@@ -82,9 +82,10 @@ class KeptState:
         for container, before in self._containers:
             with contextlib.suppress(Exception):  # so may its methods
                 _restore_container(container, before)
-        for cached, misses in self._caches:
+        for place, (cached, misses) in enumerate(self._caches):
             if cached.cache_info().misses != misses:  # its results may have the types of a run that was not the user's
                 cached.cache_clear()
+                self._caches[place] = cached, 0
         for tensor, data, requires_grad in self._data:
             if not _same_memory(tensor, data):
                 tensor.data = data

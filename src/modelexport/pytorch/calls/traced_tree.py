@@ -91,6 +91,7 @@ def untouched(
     in_mode: bool = False,
     bodies: bool = False,
     changed: SavedTensors | None = None,
+    state: ModelState | None = None,
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
@@ -104,6 +105,8 @@ def untouched(
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
         bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
         changed: Memory to restore afterwards; what the model overwrites in the block is added to it.
+        state: What to restore, by default the state before the block. A caller who runs the model many times asks for
+            it once: it takes longer than a run that ends early.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) for tensor in tensors):
@@ -121,7 +124,7 @@ def untouched(
         stack.callback(np.random.set_state, np.random.get_state())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         changed = [] if changed is None else changed
-        stack.enter_context(_model_kept(model, changed))
+        stack.enter_context((state or ModelState(model)).restored_after(changed))
         guard = Guard(tensors, changed) if runs else None
         if guard is not None and not in_mode:
             stack.enter_context(guard)
@@ -220,21 +223,28 @@ class Guard(OperationMode):
                 self._changed.extend((tensor.data, tensor.detach().clone()) for tensor in written)
 
 
-@contextmanager
-def _model_kept(model: nn.Module, changed: SavedTensors) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
-    state, parameters = KeptState(model), set(model.parameters())
-    values = [(buffer, buffer.clone()) for buffer in state.tensors if buffer not in parameters and _has_values(buffer)]
-    try:
-        for module in model.modules():
-            if module.training:  # not eval(), which some models override
-                module.training = False
-        yield
-    finally:
-        state.restore()
-        for tensor, value in [*values, *reversed(changed)]:
-            if not _equal(tensor, value):
-                tensor.copy_(value)
+class ModelState:
+    """The state of a model at the time of construction, with the numbers of its buffers."""
+
+    @torch.no_grad()
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._state, parameters = model, KeptState(model), set(model.parameters())
+        buffers = [tensor for tensor in self._state.tensors if tensor not in parameters and _has_values(tensor)]
+        self._values = [(buffer, buffer.clone()) for buffer in buffers]
+
+    @contextmanager
+    def restored_after(self, changed: SavedTensors) -> Iterator[None]:
+        """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
+        try:
+            for module in self._model.modules():
+                if module.training:  # not eval(), which some models override
+                    module.training = False
+            yield
+        finally:
+            self._state.restore()
+            for tensor, value in [*self._values, *reversed(changed)]:
+                if not _equal(tensor, value):
+                    tensor.copy_(value)
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
