@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from torch import nn
 from modelexport import export
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.errors import CheckError
+from modelexport.exporting import pipeline
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import changeable_sizes, resized
@@ -63,6 +65,15 @@ def test_an_axis_that_the_file_fixes_gets_its_size(frontend: str, tmp_path: Path
     assert "| `x` | 1 | 5 | `inner` |" in (tmp_path / "x.report.md").read_text()
     assert result.check is not None
     assert result.check.status == "passed"
+
+
+def test_a_model_is_captured_once_though_an_axis_turns_out_to_be_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "capture", captured := Mock(side_effect=pipeline.capture))
+    result = export(Outer().eval(), INPUTS, tmp_path / "x.onnx", dynamic=True)
+    assert [(one.input, one.axis, one.size) for one in result.fixed] == [("x", 1, 5)]
+    assert captured.call_count == 1
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, w
 from modelexport.exporting.size_decisions import notes_on_constants
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.replaceable_files import check_writable
+from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.axes_of_one import Axis, widened
@@ -146,21 +147,31 @@ class _Job:
         """Export with a front end, again while axes turn out to be fixed. The files are moved into place at the end."""
         fixed: list[FixedAxis] = []
         ones: list[Axis] = []
+        exported: Exported | None = None
         while True:
-            with self.stages("prepare"):
-                captured = self._for_capture(ones)
+            if exported is None:
+                with self.stages("prepare"):
+                    captured = self._for_capture(ones)
             try:
                 with turned_off(*([] if self.options.capture.reuse else ["once"])):
-                    made = self._export_by(frontend, attempts, keep_anyway, fixed, captured)
+                    start = exported or self._captured(frontend, captured)
+                    if isinstance(start, Exported):
+                        exported = replace(start, model=copy_of(start.model))  # the export changes its graph
+                        made = self._export(start, attempts, keep_anyway, fixed, captured)
+                    else:
+                        made = start
             except (CaptureError, CheckError) as error:
                 if not captured.wide or self._names_one_of(captured.axes_of_file):
                     raise
                 reason = f"with another size in the example the export fails: {error_line(error)}"
                 fixed, ones = [*fixed, *captured.all_as_in_example(reason)], [*ones, *captured.wide]
+                exported = None
                 continue
             if isinstance(made, ExportResult):
                 return made
-            fixed, ones = [*fixed, *captured.as_in_example(made)], [*ones, *captured.wide_axes(made)]
+            fixed, wide = [*fixed, *captured.as_in_example(made)], captured.wide_axes(made)
+            if wide:  # with their size in the example, the inputs of the capture are others
+                ones, exported = [*ones, *wide], None
 
     def _for_capture(self, ones: Collection[Axis]) -> CaptureInputs:
         """The inputs of the capture, whose axes have another size than one where that can be dynamic."""
@@ -180,9 +191,19 @@ class _Job:
         names = self.names or AS_CAPTURED
         return any(axis < len(names.leading) for _, axis in axes) or bool({*axes} & {*names.axes})
 
-    def _export_by(
+    def _captured(self, frontend: FrontEnd, captured: CaptureInputs) -> Exported | Sequence[FixedAxis]:
+        """The capture, or the axes of which it does not take the size of the example."""
+        with self.stages("capture"):
+            how = self.options.for_front_end(ones=not captured.fixes_ones)
+            exported = self._named(capture(self.model, captured.inputs, frontend, how), captured.inputs)
+            if other_sizes := captured.axes_of_other_sizes(exported, unchecked=not self.options.checks.check):
+                return other_sizes
+            tags = self.options.tags
+            return expose(exported, tuple(tags.expose), steps.tags_of(module_tree(self.model), exported, tags))
+
+    def _export(
         self,
-        frontend: FrontEnd,
+        exported: Exported,
         attempts: Sequence[Attempt],
         keep_anyway: bool,
         fixed: Sequence[FixedAxis],
@@ -191,18 +212,12 @@ class _Job:
         """The export, or the axes that have to be fixed in another one.
 
         Args:
+            exported: The capture, whose graph is changed in place.
             fixed: Axes that have to have the size of the example.
         """
-        model, inputs, options, stages = self.model, captured.inputs, self.options, self.stages
+        model, options, stages, tree = self.model, self.options, self.stages, module_tree(self.model)
         folder = Path(options.tags.dag_dir) if options.tags.dag_dir is not None else None
-        with stages("capture"):
-            tree = module_tree(model)
-            how = options.for_front_end(ones=not captured.fixes_ones)
-            exported = self._named(capture(model, inputs, frontend, how), inputs)
-            if other_sizes := captured.axes_of_other_sizes(exported, unchecked=not options.checks.check):
-                return other_sizes
-            exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
-            exported = with_fixed_axes(exported, {(axis.input, axis.axis): axis.size for axis in fixed})
+        exported = with_fixed_axes(exported, {(axis.input, axis.axis): axis.size for axis in fixed})
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [
