@@ -249,6 +249,18 @@ def test_indices_count_from_the_end_also_if_none_of_the_example_does(case: str, 
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_negative_integers_are_shifted_down_also_if_the_example_has_none(
+    dtype: torch.dtype, frontend: Any, tmp_path: Path
+) -> None:
+    model = Computes(lambda t, x, by: (x >> 2, x >> by, torch.bitwise_right_shift(x, by))).eval()
+    inputs = torch.tensor([[1, 40, 100], [0, 1, 3]], dtype=dtype)
+    export(model, (*inputs,), tmp_path / "m.onnx", frontend=frontend)
+    assert wrong(tmp_path / "m.onnx", model, (-inputs[0] - 2, inputs[1])) == ""
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_an_empty_bag_is_zero_also_if_the_example_has_none(mode: str, frontend: Any, tmp_path: Path) -> None:

@@ -215,6 +215,11 @@ def floored_quotient(input: Any, other: Any) -> Any:
     return torch.div(input, other, rounding_mode="floor") if input.dim() else (input - input % other) // other
 
 
+def shifted_right(input: Any, other: Any) -> Any:
+    """``torch.bitwise_right_shift``, which is floored; the exporter's is truncated."""
+    return torch.div(input, 2**other, rounding_mode="floor")
+
+
 def quotient(input: Any, other: Any, **options: Any) -> Any:
     """``torch.div``, whose quotients are rounded before they are floored."""
     if options == {"rounding_mode": "floor"}:
@@ -298,6 +303,9 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.bernoulli_: lambda x, p=0.5, **options: x.copy_(drawn_below(x, p)),
     **dict.fromkeys(
         (torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), rounded_once(floored_quotient)
+    ),
+    **dict.fromkeys(
+        (torch.bitwise_right_shift, torch.Tensor.bitwise_right_shift, torch.Tensor.__rshift__), shifted_right
     ),
     **dict.fromkeys((torch.div, torch.Tensor.div, torch.divide, torch.Tensor.divide), quotient),
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), rounded_once(remainder)),
