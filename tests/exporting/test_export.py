@@ -152,3 +152,18 @@ def check_dynamic(name: str, exported: Exporter) -> None:
     expected = returned_by(export.case.build(), others)
     differences = compare_outputs([output.name for output in session.get_outputs()], expected, actual)
     assert [d for d in differences if d.status != "agree" and (d.absolute or 1) > export.case.tolerance] == []
+
+
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(6).scatter_reduce(0, index, x, "amax")
+
+
+def test_a_constant_that_only_a_removed_branch_used_is_removed_too(tmp_path: Path) -> None:
+    """The exporter's translation has an ``If`` that the optimizer folds."""
+    inputs = torch.rand(4), torch.tensor([0, 1, 2, 5])
+    result = modelexport.export(Largest(), inputs, tmp_path / "x.onnx", frontend="torchscript", verify=True)
+    graph = onnx.load(tmp_path / "x.onnx").graph
+    assert {value.name for value in graph.initializer} <= {name for node in graph.node for name in node.input}
+    assert result.verified is not None
+    assert result.verified.agrees

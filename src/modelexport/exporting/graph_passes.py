@@ -6,7 +6,7 @@ would appear under another layer's name. That pass is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -16,7 +16,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.exporting.constant_folding import FoldConstants, FoldParameters
 from modelexport.exporting.rewrite_rules import RewritePass, default_rules
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes, draws
+from modelexport.graph.nodes import all_nodes, draws, nested_graphs
 
 
 def optimize_graph(
@@ -35,8 +35,9 @@ def optimize_graph(
         may_fold: Whether a node of constant inputs may be folded.
         keep: Names of values that no rewrite may remove: those that modules get and return.
     """
+    passes.InlinePass()(model)
+    nesting = [node for node in all_nodes(model) if nested_graphs(node)]
     ir.passes.Sequential(
-        passes.InlinePass(),
         ir.passes.PassManager(
             [
                 FoldConstants(may_fold),
@@ -52,8 +53,17 @@ def optimize_graph(
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.LiftSubgraphInitializersToMainGraphPass(),
         _MergeEqual(),
-        passes.RemoveUnusedNodesPass(),
     )(model)
+    _release([node for node in nesting if node.graph is None])
+    passes.RemoveUnusedNodesPass()(model)
+
+
+def _release(removed: Iterable[ir.Node]) -> None:
+    """Let the branches and bodies of removed nodes use nothing of the graph, which would keep its constants."""
+    for graph in (graph for node in removed for graph in nested_graphs(node)):
+        for inner in ir.traversal.RecursiveGraphIterator(graph):
+            for position in range(len(inner.inputs)):
+                inner.replace_input_with(position, None)
 
 
 class _MergeEqual(passes.CommonSubexpressionEliminationPass):
