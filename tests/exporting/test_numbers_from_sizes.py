@@ -32,6 +32,7 @@ FUNCTIONS: dict[str, Function] = {
     "several": lambda x: x * (x.shape[1] * 0.3 + x.shape[0] ** 0.5 - 1 / x.shape[2]),
     "full": lambda x: x + torch.full((x.shape[1], 1), 1 / x.shape[1]),
     "bound": lambda x: x.clamp(max=x.shape[1] / 7),
+    "bounds": lambda x: x.clamp(-0.5, x.shape[1] / 7) + torch.clamp(x, -x.shape[1] / 9, 1),
     "where": lambda x: torch.where(x > 1 / x.shape[1], x, 1 / x.shape[2]),
     "alpha": lambda x: torch.add(x, x * x, alpha=1 / x.shape[1]),
     "epsilon": lambda x: x / (x.norm(dim=1, keepdim=True) + 1 / x.shape[1]),

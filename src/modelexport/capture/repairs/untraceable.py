@@ -170,12 +170,20 @@ def gaussian_loss(*args: Any, **kwargs: Any) -> Any:
         return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)
 
 
+def clamped(input: Any, min: Any = None, max: Any = None, **how: Any) -> Any:
+    """``torch.clamp``, whose bounds are both numbers or both tensors: numbers made of sizes become tensors."""
+    if min is None or max is None or isinstance(min, torch.SymFloat) is isinstance(max, torch.SymFloat):
+        return torch.clamp(input, min, max, **how)
+    return torch.clamp(torch.clamp(input, min=min), max=max, **how)
+
+
 REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.cov: covariance,
     torch.Tensor.cov: covariance,
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
+    **dict.fromkeys((torch.clamp, torch.Tensor.clamp), clamped),
     torch.Tensor.nbytes.__get__: lambda x: x.numel() * x.element_size(),  # type: ignore[attr-defined]  # a descriptor
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
     attention.ATTENTION: attention.attention_of_equal_sizes,
