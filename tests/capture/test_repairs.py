@@ -194,6 +194,15 @@ TRACED: dict[str, Callable[..., Any]] = {
         F.pairwise_distance(x, x) * 1e6,
         *(F.pairwise_distance(x, x.flip(-1), p=p, keepdim=True) for p in (1, 2.5, 3, float("inf"))),
     ],
+    "truncated": lambda t, x: (
+        *(torch.div(x * size, 0.7, rounding_mode="trunc") for size in (9.0, 1e25)),
+        *(rounded(x * 1e25) for rounded in (torch.trunc, torch.fix)),
+        (x * 9).frac(),
+    ),
+    "quotients of half precision by a number that it does not have": lambda t, x: (
+        *(torch.div(x.half() * 9, 0.3, rounding_mode=rounded).float() for rounded in ("floor", "trunc")),
+        (x.half() * 9 // 0.3).float(),
+    ),
     "certain choices": lambda t, x: (
         torch.bernoulli((x > 0).float(), out=torch.empty_like(x)),
         x.clone().bernoulli_(1.0),

@@ -297,6 +297,13 @@ def test_numbers_of_few_digits_are_not_nudged() -> None:
     assert nudged[2] == pytest.approx(0.1, rel=2e-6)
 
 
+def test_a_small_number_of_float16_is_nudged_by_its_rounding() -> None:
+    small = np.array([1e-5], np.float16).astype(np.float64)  # five digits of two are left of it
+    assert nudge(small, 2.0**-11, np.random.default_rng(0)) == small
+    nudged = nudge(small, 2.0**-11, np.random.default_rng(0), smallest=2.0**-14)
+    assert 2.0**-26 <= abs(nudged - small)[0] <= 2.0**-25
+
+
 # --- contents are found -----------------------------------------------------------------------------------------------
 
 

@@ -243,3 +243,29 @@ def test_a_rank_that_depends_on_a_size_is_not_declared(frontend: FrontEnd, tmp_p
 def test_a_shape_that_is_an_attribute_determines_a_rank() -> None:
     graph = '<ir_version: 3, opset_import: ["" : 4]> g (float[n] x) => (float[m] y) { y = Reshape <shape = [-1]> (x) }'
     assert not undetermined_ranks(ir.serde.deserialize_model(parser.parse_model(graph)))
+
+
+class InHalf(nn.Module):
+    """Numbers that half precision has only roughly: 0.3 becomes 0.3008, and 1e-5 is among its smallest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.first(x)
+        rests = x % 0.3, torch.fmod(x, 0.3), x // 0.3, x.div(0.3, rounding_mode="trunc")
+        return *rests, x / (x.var(-1, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_that_half_precision_rounds_accuse_no_file(
+    dtype: torch.dtype, frontend: FrontEnd, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(24, 4).to(dtype)}
+    model = InHalf().to(dtype)
+    modelexport.export(model, inputs, tmp_path / "m.onnx", frontend=frontend)
+    report = modelexport.verify(model, inputs, tmp_path / "m.onnx")
+    assert report.agrees, report

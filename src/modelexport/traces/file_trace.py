@@ -27,7 +27,7 @@ from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.tied_indices import is_tie
-from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SCORES_OF_PYTORCH, UNITS
+from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SCORES_OF_PYTORCH, SMALLEST_NORMAL_FLOAT16, UNITS
 from modelexport.traces.trace import Content, Index, Trace
 from modelexport.weights.recorded_transforms import compute_planned, run_step
 
@@ -107,7 +107,8 @@ def measure_noise(
             unit = UNITS["float32"]  # PyTorch's run has it rounded, if it is a number of Python
         # Equal constants are rounded alike: those of one product must not cancel.
         alike = np.random.default_rng(zlib.crc32(array.tobytes()))
-        return nudge(array, unit, alike) if unit else array
+        smallest = SMALLEST_NORMAL_FLOAT16 if value.dtype is ir.DataType.FLOAT16 else 0.0
+        return nudge(array, unit, alike, smallest=smallest) if unit else array
 
     def moved(array: Any) -> Any:
         wide = run.widened(np.asarray(array))

@@ -52,14 +52,18 @@ class NodeError(UsageError):
         self.call: ModuleCall | None = owner.call if owner is not None else None
 
 
-def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
+def nudge(array: Any, share: float, generator: np.random.Generator, *, smallest: float = 0.0) -> Any:
     """An array with numbers a little larger or smaller, by half of a share or more: equal changes would cancel in a
     product or a quotient. Numbers of few digits, as 3 or 0.5, are exact, and stay.
+
+    Args:
+        smallest: The smallest number that their type has with all its digits: 1e-5 is rounded more in float16.
     """
     digits = np.frexp(array)[0] * max(_FEW_DIGITS * 2.0**-24 / share, 4.0)
     steps = generator.choice([-1.0, 1.0], array.shape) * generator.uniform(0.5, 1.0, array.shape)
-    exact = (digits == np.rint(digits)) | ~(np.abs(array) < INFINITE)
-    return np.where(exact, array, array * (1 + share * steps))
+    size = np.abs(array)
+    exact = ((digits == np.rint(digits)) & ((size >= smallest) | (size == 0))) | ~(size < INFINITE)
+    return array + np.where(exact, 0.0, share * steps * np.maximum(size, smallest))
 
 
 def _is_rounded(number: float) -> bool:

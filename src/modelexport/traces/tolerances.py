@@ -13,6 +13,8 @@ ALLOWED: Mapping[str, float] = {"float64": 1e-9, "float32": 3e-4, "float16": 2e-
 """How far off an array computed in a type may be, as a share of its size: rounding of a whole model is less."""
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff of each floating-point type: half the distance from 1 to the next number."""
+SMALLEST_NORMAL_FLOAT16 = 2.0**-14
+"""The smallest number that float16 has with all its digits; those of the other types are far below any constant."""
 INFINITE = 1e30
 """Numbers of this size or above count as infinite: a mask's smallest number has another one in each type."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,3 +64,26 @@ def whole(self: Any) -> Any:
 def without_negative(self: Any) -> Any:
     """``relu`` of integers: ONNX Runtime has no ``Relu`` of int64."""
     return NotImplemented if self.is_floating_point() else self.clamp(min=0)
+
+
+def between(self: Any, min: Any = None, max: Any = None) -> Any:
+    """``clamp`` between numbers of two types, as an integer and one made of a size, which torch.onnx has no overload
+    for.
+    """
+    if min is None or max is None or type(min) is type(max):
+        return NotImplemented
+    return torch.clamp(torch.clamp(self, min=min), max=max)
+
+
+def with_sign_of(self: Any, other: Any) -> Any:
+    """``copysign`` of a tensor and a number, whose scalar torch.onnx does not translate."""
+    return torch.copysign(self, torch.full((), other, dtype=self.dtype))
+
+
+def stacked(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """``stack`` of several types: ``Concat`` takes one."""
+    kinds = {tensor.dtype for tensor in tensors}
+    if len(kinds) == 1:
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, kinds)
+    return torch.stack([tensor.to(dtype) for tensor in tensors], dim)

@@ -21,17 +21,19 @@ def spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **how: Any) -
     return (start + numbers * ((end - start) / _at_least_one(steps - 1))).to(kept)
 
 
-def stepped(*bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None, **how: Any) -> Any:
+def stepped(*bounds: Any, **options: Any) -> Any:
     """``torch.arange`` by fractions: PyTorch counts the elements in float64. ONNX counts them in the type that they
     have, in which 2.4 / 0.1 is more than 24.
     """
-    bounds = (start, *bounds) if len(bounds) == 1 else bounds
-    numbers = first, last, by = (*bounds, *(start, end, step)[len(bounds) :])
-    kept, of_sizes = dtype or torch.get_default_dtype(), any(isinstance(number, torch.Tensor) for number in numbers)
+    given = {"start": 0, "step": 1, **options} | dict(
+        zip(("start", "end", "step")[len(bounds) == 1 :], bounds, strict=False)
+    )
+    numbers = first, last, by = given["start"], given["end"], given["step"]
+    kept, of_sizes = given.get("dtype") or torch.get_default_dtype(), any(isinstance(n, torch.Tensor) for n in numbers)
     is_constant = tracing_state() is not None and not of_sizes
     by_fractions = _is_rounded(by) or any(map(_is_fraction, numbers))
-    if is_constant or not by_fractions or not kept.is_floating_point or how.get("out") is not None:
-        return torch.arange(first, last, by, dtype=dtype, **how)
+    if is_constant or not by_fractions or not kept.is_floating_point or "out" in given:
+        return torch.arange(*bounds, **options)
     if any(map(_is_rounded, numbers)):
         raise NotImplementedError(
             "arange by fractions and a number that is computed from sizes, which a trace rounds: "
@@ -43,7 +45,7 @@ def stepped(*bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, dtype:
         count = ((last - first) / by).ceil().long().squeeze()
     else:
         count = math.ceil((last - first) / by)
-    return (first + torch.arange(count, dtype=torch.float64, device=how.get("device")) * by).to(kept)
+    return (first + torch.arange(count, dtype=torch.float64, device=given.get("device")) * by).to(kept)
 
 
 def _is_fraction(number: Any) -> bool:

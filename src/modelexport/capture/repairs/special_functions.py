@@ -45,6 +45,18 @@ def rounded_once(function: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
+def rounded_with_its_number(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, of which PyTorch's kernel takes a number of Python in half precision, too."""
+
+    def computed(self: Any, other: Any) -> Any:
+        is_half = getattr(self, "dtype", None) in (torch.float16, torch.bfloat16)
+        if is_half and type(other) is float:
+            other = torch.full((), other, dtype=self.dtype)
+        return rounded_once(function)(self, other)
+
+    return computed
+
+
 def weight_normalized(v: Any, g: Any, dim: int = 0) -> Any:
     """Weight normalization of a vector by the norm of each element: PyTorch's definition takes that of all of them."""
     if v.dim() == 1 and dim == 0:
@@ -238,11 +250,21 @@ def but_nan(is_beyond: Callable[..., Any]) -> Callable[..., Any]:
 
 def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """``div``, if it is rounded: translations divide before the remainder is known, and integers in float32."""
-    if _has_fractions(self, other):
-        return floored_quotient(self, other) if rounding_mode == "floor" else NotImplemented
     if rounding_mode is None:
         return NotImplemented
+    if _has_fractions(self, other):
+        return floored_quotient(self, other) if rounding_mode == "floor" else truncated(self / other)
     return torch.floor_divide(self if rounding_mode == "floor" else self - torch.fmod(self, other), other)
+
+
+def truncated(self: Any) -> Any:
+    """``trunc``, also of infinities and of what no integer holds, through which the TorchScript exporter goes."""
+    return torch.where(self < 0, self.ceil(), self.floor()) if self.is_floating_point() else self
+
+
+def fraction(self: Any) -> Any:
+    """``frac``, which the TorchScript exporter does not translate."""
+    return self - truncated(self)
 
 
 def floored_quotient(self: Any, other: Any) -> Any:

@@ -19,7 +19,7 @@ from modelexport.capture.repairs import attention, special_functions
 from modelexport.capture.repairs.decompositions import drawn_below, embedding_bag
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 from modelexport.capture.repairs.sized_tensors import SIZED
-from modelexport.capture.repairs.special_functions import rounded_once
+from modelexport.capture.repairs.special_functions import rounded_once, rounded_with_its_number
 
 
 @contextmanager
@@ -170,20 +170,12 @@ def gaussian_loss(*args: Any, **kwargs: Any) -> Any:
         return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)
 
 
-def clamped(input: Any, min: Any = None, max: Any = None, **how: Any) -> Any:
-    """``torch.clamp``, whose bounds are both numbers or both tensors: numbers made of sizes become tensors."""
-    if min is None or max is None or isinstance(min, torch.SymFloat) is isinstance(max, torch.SymFloat):
-        return torch.clamp(input, min, max, **how)
-    return torch.clamp(torch.clamp(input, min=min), max=max, **how)
-
-
 REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.cov: covariance,
     torch.Tensor.cov: covariance,
     torch.corrcoef: correlation,
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
-    **dict.fromkeys((torch.clamp, torch.Tensor.clamp), clamped),
     torch.Tensor.nbytes.__get__: lambda x: x.numel() * x.element_size(),  # type: ignore[attr-defined]  # a descriptor
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
     attention.ATTENTION: attention.attention_of_equal_sizes,
@@ -229,9 +221,11 @@ def shifted_right(input: Any, other: Any) -> Any:
 
 
 def quotient(input: Any, other: Any, **options: Any) -> Any:
-    """``torch.div``, whose quotients are rounded before they are floored."""
+    """``torch.div``, whose quotients are rounded before they are floored, and truncated as integers."""
     if options == {"rounding_mode": "floor"}:
         return rounded_once(floored_quotient)(input, other)
+    if options == {"rounding_mode": "trunc"} and torch.result_type(input, other).is_floating_point:
+        return rounded_once(special_functions.quotient)(input, other, **options)
     return torch.div(input, other, **options)
 
 
@@ -316,7 +310,10 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
         (torch.bitwise_right_shift, torch.Tensor.bitwise_right_shift, torch.Tensor.__rshift__), shifted_right
     ),
     **dict.fromkeys((torch.div, torch.Tensor.div, torch.divide, torch.Tensor.divide), quotient),
-    **dict.fromkeys((torch.remainder, torch.Tensor.remainder), rounded_once(remainder)),
+    **dict.fromkeys((torch.remainder, torch.Tensor.remainder), rounded_with_its_number(remainder)),
+    **dict.fromkeys((torch.fmod, torch.Tensor.fmod), rounded_with_its_number(torch.fmod)),
+    **dict.fromkeys((torch.trunc, torch.Tensor.trunc, torch.fix, torch.Tensor.fix), special_functions.truncated),
+    **dict.fromkeys((torch.frac, torch.Tensor.frac), rounded_once(special_functions.fraction)),
     **dict.fromkeys(
         (torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), rounded_once(special_functions.angle)
     ),

@@ -67,3 +67,13 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
 
 ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
 """Operators without a kernel for float64, to the same in other operators."""
+
+
+def number_of(func: Any, number: float, own: torch.dtype) -> float | None:
+    """A number of Python as an operator has it whose result jumps; ``None`` for others, which have it in float32.
+
+    ``arange`` counts in float64, and in bfloat16 ``x % 0.3`` is the rest of 0.3008.
+    """
+    if func in (torch.ops.aten.remainder.Scalar, torch.ops.aten.fmod.Scalar):
+        return float(torch.tensor(number, dtype=own).item())
+    return number if getattr(func, "overloadpacket", None) is torch.ops.aten.arange else None

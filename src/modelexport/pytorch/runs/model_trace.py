@@ -46,6 +46,7 @@ from modelexport.pytorch.runs.float64_numbers import (
     exact,
     half_type,
     limits_of,
+    number_of,
 )
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.fingerprints import fingerprint_of
@@ -351,11 +352,10 @@ class _Operations(OperationMode):
         names = [parameter.name for parameter in parameters]
         written = {p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write}
 
-        counts = getattr(func, "overloadpacket", None) is torch.ops.aten.arange
-
         def widened(name: str, value: Any) -> Any:
-            kept = name in written or (counts and isinstance(value, float))  # a rounded step may be one element less
-            return value if kept else tree_map(self._wide_argument, value)
+            if isinstance(value, float) and (number := number_of(func, value, self._recording.own)) is not None:
+                return number
+            return value if name in written else tree_map(self._wide_argument, value)
 
         args = tuple(map(widened, names, args))
         kwargs = {name: widened(name, value) for name, value in kwargs.items()}
