@@ -385,7 +385,7 @@ _NOTHING_MERGED: Mapping[str, Callable[[Any], Any]] = {
     "fusing": _between_boundaries,
     "log": lambda _: lambda *lines: None,
 }
-"""Functions of the exporter that are replaced so that its passes do not merge nodes of different calls.
+"""Functions of the exporter that are replaced, besides that of translations, which depends on the opset.
 
 - Equal nodes are not merged. Our own optimizer does that, and records all owners.
 - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only one

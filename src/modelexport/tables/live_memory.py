@@ -19,7 +19,7 @@ from modelexport.graph.operator_kinds import KEEPS_ORDER
 from modelexport.runtime.shapes import Shapes
 from modelexport.tables.operator_costs import ELEMENTWISE, words
 
-_VIEWS = KEEPS_ORDER | {"Dropout"}
+_SHARES_MEMORY = KEEPS_ORDER | {"Dropout"}
 """Operators whose result is in the memory of their input; a ``Dropout`` is removed."""
 _NOT_IN_PLACE = frozenset(
     words("""
@@ -64,7 +64,7 @@ class _Plan:
         views: dict[ir.Value, ir.Value] = {}
         last: dict[ir.Value, int] = {}
         for index, node in enumerate(nodes):
-            if node.op_type in _VIEWS and node.inputs and node.inputs[0] is not None and node.outputs:
+            if node.op_type in _SHARES_MEMORY and node.inputs and node.inputs[0] is not None and node.outputs:
                 views[node.outputs[0]] = views.get(node.inputs[0], node.inputs[0])
             last.update({views.get(value, value): index for value in values_taken(node)})
         last.update({views.get(value, value): len(nodes) for value in graph.outputs})

@@ -80,7 +80,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
     return "not confirmable", ""
 
 
-_VIEWS = MOVES_ELEMENTS | {"Concat", "Constant", "Gather", "Slice", "Split"}
+_BETWEEN_CALLS = MOVES_ELEMENTS | {"Concat", "Constant", "Gather", "Slice", "Split"}
 """Operators for which exporters write what a model does to tensors and parameters between calls. What repeats elements
 or picks them by several indices is checked like what computes: PyTorch does it in the call that owns the node."""
 
@@ -96,7 +96,7 @@ def _is_of_parameters(node: ir.Node) -> bool:
     pending = [node]
     while pending:
         node_before = pending.pop()
-        if node_before.op_type not in _VIEWS:
+        if node_before.op_type not in _BETWEEN_CALLS:
             return False
         for value in node_before.inputs:
             if value is not None and not value.is_initializer():
@@ -109,7 +109,7 @@ def _is_of_parameters(node: ir.Node) -> bool:
 
 def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
     """Whether a node only moves elements: its value has those of one that it takes, or some of them."""
-    if node.op_type in _VIEWS:
+    if node.op_type in _BETWEEN_CALLS:
         return True
     results = matches.trace.prints[value]
     return any(

@@ -28,7 +28,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
-from modelexport.pytorch.inputs.inputs_that_fit import check_fit
+from modelexport.pytorch.inputs.inputs_that_fit import check_inputs_fit
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.pytorch.perturbed_weights import entries_of
@@ -100,7 +100,7 @@ def verify(
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
             try:
-                check_fit(pair.feeds(inputs), tagged)
+                check_inputs_fit(pair.feeds(inputs), tagged)
                 if not changed:
                     pair.trace(inputs, {})  # first, so that no other run is needed to settle
                 pair = pair.settled(inputs)

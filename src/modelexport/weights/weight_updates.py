@@ -170,7 +170,7 @@ def planned(
     _check_recorded(path, entries, plans, set(lost_entries(model)))
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
     check_placed(path, model, entries, weights)
-    check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
+    check_weights_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
 
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
@@ -232,7 +232,7 @@ def new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
 
-def check_fit(
+def check_weights_fit(
     path: Path,
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],

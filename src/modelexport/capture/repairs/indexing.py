@@ -133,8 +133,9 @@ def with_source_of_index(operator: Any) -> Callable[..., Any]:
 
 
 def adding_what_is_written_twice(opset: int, translate: Callable[..., Any]) -> Callable[..., Any]:
-    """The exporter's function that translates a node of a trace. For a write that adds, it makes one that replaces, of
-    which only the last to an element is left: ONNX's writes add from opset 16 on.
+    """``translate``, the exporter's function for a node of a trace, as one whose writes add where PyTorch's do.
+
+    The exporter's own write replaces, so that only the last to an element is left; ONNX's writes add from opset 16 on.
     """
 
     def added(graph: Any, block: Any, node: Any, inputs: Any, env: Any, known: Any, made: Any, *how: Any) -> Any:

@@ -39,7 +39,7 @@ def inputs_that_fit(example: Inputs, tagged: TaggedFile) -> Inputs:
     return example
 
 
-def check_fit(feeds: Mapping[str, Any], tagged: TaggedFile) -> None:
+def check_inputs_fit(feeds: Mapping[str, Any], tagged: TaggedFile) -> None:
     """Check that arrays have the sizes that a file declares for its inputs."""
     if misfit := _misfit(feeds, tagged):
         raise InputsError(f"{misfit}: give the inputs that it was exported with (--inputs SPEC.json)")

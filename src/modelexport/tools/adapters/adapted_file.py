@@ -30,7 +30,7 @@ from modelexport.tools.adapters.lora_inputs import PairInputs, WeightUse, gives_
 from modelexport.tools.adapters.peft_adapters import Adapter, Changes, LowRank, changes, read_adapter
 from modelexport.weights.entries_from_file import recover, transposition
 from modelexport.weights.recorded_transforms import compute_planned
-from modelexport.weights.weight_updates import WeightsInFile, check_fit, check_placed
+from modelexport.weights.weight_updates import WeightsInFile, check_placed, check_weights_fit
 
 
 class AdaptedFile:
@@ -64,7 +64,7 @@ class AdaptedFile:
         if self._weights is not None:
             groups = dict.fromkeys(names for plan in self.plans.values() for names in plan.groups())
             check_placed(path, self.model, self.entries, self._weights)
-            check_fit(path, self.entries, groups.keys(), self._weights, strict=False)
+            check_weights_fit(path, self.entries, groups.keys(), self._weights, strict=False)
         changed = [value for value in self.touched if not self.plans[value].recorded]
         if unknown := [value.name or "" for value in changed if merged or self._places(value) is None]:
             way = " or let the file take it as inputs (--as-inputs)," if merged and not weights else ""

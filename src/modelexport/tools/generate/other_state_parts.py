@@ -38,7 +38,7 @@ _LENGTHS: Mapping[Rows, Sequence[Sequence[int]]] = {
     "one": ((6,), (1,), (9,)),
 }
 """The lengths of the prompts in the batches with which forms are tried."""
-_NEW_TOKENS = 3
+_TOKENS_OF_STATES = 3
 _ROWS: Mapping[Rows, tuple[str, ...]] = {
     "equal": ("the prompts of a batch have one length: the model computes something else for padded rows",),
     "one": ("takes one prompt at a time: the model computes something else for several rows",),
@@ -139,7 +139,8 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
         ]
     for rows, batches in _LENGTHS.items():
         references = [
-            generate_greedily(model, prompts_like(model, state.example, lengths, 1), _NEW_TOKENS) for lengths in batches
+            generate_greedily(model, prompts_like(model, state.example, lengths, 1), _TOKENS_OF_STATES)
+            for lengths in batches
         ]
         right_forms = []
         for form in forms:

@@ -30,7 +30,7 @@ from modelexport.tools.generate.prompts import example_prompts
 from modelexport.traces.array_differences import compare_arrays
 from modelexport.verify.verify_report import ParameterReport
 
-_NEW_TOKENS = 4
+_TOKENS_OF_CHECK = 4
 
 
 class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,13 +183,13 @@ def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, user_in
     prompts = example_prompts(model, None, seed=1, user_inputs=user_inputs, manifest=manifest)
     alone = [prompts[:1], prompts[-1:]]
     if how.cache_size:  # a decoder, which takes tokens
-        longest = how.cache_size - _NEW_TOKENS + 1
+        longest = how.cache_size - _TOKENS_OF_CHECK + 1
         prompts = [prompt for prompt in prompts if prompt["input_ids"].shape[1] <= longest]
         alone = [prompts[:1]]
     together = {"padded": [prompts], "equal": [prompts[:1] * 3], "one": []}[how.rows]
     for batch in filter(None, [*together, *alone]):
         sizes = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
-        reference = generate_greedily(model, batch, _NEW_TOKENS)
+        reference = generate_greedily(model, batch, _TOKENS_OF_CHECK)
         try:
             difference = first_difference(generator, reference)
         except ModelExportError as error:

@@ -117,7 +117,8 @@ def _in_float32(name: str, *numbers: Any) -> Any:
 
 
 _MOVES = MOVES_ELEMENTS | {"Concat", "ConstantOfShape", "Gather", "Slice"}
-"""Operators that move elements, or repeat one; without ``Expand`` and ``Tile``, which may repeat all of them often."""
+"""Operators that move elements, or repeat one, and give numbers of numbers. No other does: not ``Expand`` and ``Tile``,
+which may repeat all elements often, nor ``Split``, ``GatherElements`` and others that select elements."""
 
 
 def size_of(value: ir.Value, axis: int) -> Any:
