@@ -197,10 +197,19 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
             call()
         assert str(error.value).startswith(text)
         assert "\n" not in str(error.value)
+
+
+def test_a_misspelled_keyword_is_refused_with_the_right_one(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'opset_version'; did you mean opset"):
-        modelexport.export(model, inputs, path, opset_version=18)
+        modelexport.export(torch.nn.Linear(4, 4), torch.ones(2, 4), tmp_path / "new.onnx", opset_version=18)
+
+
+def test_a_missing_argument_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'path'"):
-        modelexport.verify(model, new)  # type: ignore[call-arg]
+        modelexport.verify(torch.nn.Linear(4, 4), tmp_path / "new.onnx")  # type: ignore[call-arg]
+
+
+def test_functions_that_check_their_arguments_are_pickled_and_inspected_like_any_other() -> None:
     assert pickle.loads(pickle.dumps(modelexport.export)) is modelexport.export
     assert inspect.signature(modelexport.profile).parameters["runs"].default == 10
 

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -29,6 +30,7 @@ from modelexport.core.selectors import select_calls
 from modelexport.core.text import as_markdown, printable, text_without_paths
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.runtime import input_files
+from modelexport.tables import html_page
 from modelexport.tagged.documents.reader import load_dag
 from mutators import FORMULAS
 
@@ -208,6 +210,13 @@ def test_a_name_in_markdown_is_code(name: str) -> None:
     assert ticks not in shown[len(ticks) : -len(ticks)]
     assert "|" not in shown.replace("\\|", "")
     assert shown.isprintable()
+
+
+def test_scripts_of_a_page_write_no_name_as_html() -> None:
+    parts = [path for path in Path(html_page.__file__).with_name("page").iterdir() if path.name != "dagre.min.js"]
+    assert len(parts) > 10
+    for part in parts:
+        assert not re.findall(r"\b(?:inner|outer)HTML\b|\binsertAdjacentHTML\b|\bdocument\.write", part.read_text())
 
 
 def test_a_name_in_a_page_ends_no_script(place: Path) -> None:

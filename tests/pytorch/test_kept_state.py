@@ -154,19 +154,29 @@ def _doubled(number: int) -> int:
     return 2 * number
 
 
-def test_one_state_is_restored_after_each_of_several_runs() -> None:
+def _after_several_runs(read: Callable[[Restless], Any]) -> list[Any]:
+    """What is read of one model before its runs and after each, of which each writes attributes, a buffer, a cache."""
     model = Restless(torch.relu)
     model.running = nn.Buffer(torch.zeros(2))
     _doubled(9)  # which the user called
-    before, state = _state(model), ModelState(model)
+    found, state = [read(model)], ModelState(model)
     for run in range(3):
         with untouched(model, state=state):
             model(torch.ones(2, 4))
             model.running += run + 1
             _doubled(run)
-        assert _state(model) == before
-        assert model.running.tolist() == [0, 0]
-        assert _doubled.cache_info().currsize == 0
+        found.append(read(model))
+    return found
+
+
+@pytest.mark.parametrize("read", [_state, lambda model: model.running.tolist()], ids=["attributes", "buffer"])
+def test_one_state_is_restored_after_each_of_several_runs(read: Callable[[Restless], Any]) -> None:
+    before, *after = _after_several_runs(read)
+    assert after == [before] * 3
+
+
+def test_a_cache_is_empty_after_each_of_several_runs() -> None:
+    assert _after_several_runs(lambda _: _doubled.cache_info().currsize)[1:] == [0, 0, 0]
 
 
 def test_what_did_not_change_is_not_written() -> None:
