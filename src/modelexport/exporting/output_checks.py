@@ -108,12 +108,12 @@ _SAME_NUMBERS = "the file draws random numbers, and PyTorch has the same in ever
 
 def _not_run(pair: ModelAndFile, step: CheckStep, error: str) -> FileCheck:
     """The check of a file that ONNX Runtime does not run: skipped if it has types that other providers may run."""
-    from modelexport.runtime.sessions import NO_BFLOAT16
+    from modelexport.runtime.sessions import NO_BFLOAT16, NO_KERNEL
 
     values = [*initializers(pair.tagged.model), *(value for node in pair.tagged.nodes for value in node.outputs)]
     types = {dtype_name(value.dtype) for value in values if value.dtype is not None}.intersection(_FEW_KERNELS)
     reason = error[:LONGEST_REASON]
-    if not types or not any(message in error for message in (_NO_KERNEL, NO_BFLOAT16)):
+    if not types or not any(message in error for message in (NO_KERNEL, NO_BFLOAT16)):
         return FileCheck(status="failed", step=step, reason=reason)
     reason += (
         f"; other providers may run {', '.join(sorted(types))}, and a model in float32 (--dtype float32, "
@@ -155,9 +155,6 @@ def _wrong_without_keys(pair: ModelAndFile, inputs: Inputs, runs: InferenceSessi
             continue
     return ""
 
-
-_NO_KERNEL = "NOT_IMPLEMENTED"
-"""ONNX Runtime's message for an operator that it does not implement on this device for the file's types."""
 
 _FEW_KERNELS = ("float16", "bfloat16", "float64")
 """Types of values for which ONNX Runtime implements many operators on other devices only."""

@@ -55,6 +55,8 @@ def begun(work: Callable[[], T]) -> Future[T]:
     return done
 
 
+NO_KERNEL = "NOT_IMPLEMENTED"
+"""ONNX Runtime's message for an operator that it does not implement on this device for the file's types."""
 NO_BFLOAT16 = "its interface to Python has no bfloat16"
 NO_FALLBACK: dict[str, Any] = {"enable_fallback": 0}
 """By default a session whose device fails is silently opened and run again on the CPU."""
