@@ -81,7 +81,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "complex: short-time transforms": _round_trip,
     "an integer beside a fraction": lambda y: (
         *(y.clamp(0, 0.5), y.clamp(-0.5, y.shape[0]), (y * 9).long().clamp(0.5, 3), y.clone().clamp_(-1, 0.5)),
-        *(torch.copysign(y, -1), torch.stack([y, (y * 9).long()])),
+        *(torch.copysign(y, -1), torch.copysign((y * 9).long(), -0.0), torch.stack([y, (y * 9).long()])),
     ),
     "triangles": lambda y: torch.linalg.solve_triangular(SQUARE.tril(), y[:, :4, :3], upper=False),
     "reflections": lambda y: torch.linalg.qr(y.mT),

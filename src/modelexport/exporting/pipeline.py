@@ -85,7 +85,7 @@ def export(
     """
     if path is None:
         raise UsageError("there is no path: give export(model, inputs, path), for example with example_inputs(model)")
-    if ".onnx" not in Path(path).suffixes:  # it could be meant as a folder
+    if ".onnx" not in Path(path).name.lower():  # it could be meant as a folder
         raise UsageError(f"{path} does not end in .onnx: give {Path(path)}.onnx, or a folder to export_package")
     options, stages = (options or Options()).replaced_by(keywords), stages or Stages(progress)
     return export_with(model, inputs, Path(path), options, stages, name=name, remarks=remarks)

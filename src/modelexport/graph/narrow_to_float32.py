@@ -58,13 +58,15 @@ def compute_in_float32(model: ir.Model, wanted: Callable[[ir.Node], bool] = lamb
 
     ONNX Runtime's CPU provider has no kernels for bfloat16, but for conversions. It computes nodes of float16 in
     float32 as well, and leaves out the roundings between them. What the nodes of one operation of the
-    model pass to each other is not rounded, nor are the numbers of Python that it takes: its kernel rounds neither.
+    model pass to each other is not rounded, nor are the numbers of Python that it takes: its kernel rounds neither. Of
+    a remainder it rounds the number.
 
     Args:
         wanted: Which of these nodes.
     """
     fill_types(model)
     before_rounding: dict[ir.Value, ir.Value] = {}
+    remainders = {node.meta.get(OPERATION, node) for node in all_nodes(model) if node.op_type == "Mod"}
     for node in list(all_nodes(model)):
         operation, any_type = node.meta.get(OPERATION, node), node.op_type in _ANY_TYPE
         if node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _WIDER:
@@ -73,8 +75,10 @@ def compute_in_float32(model: ir.Model, wanted: Callable[[ir.Node], bool] = lamb
             continue
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype in NARROW:
-                wide, maker = before_rounding.get(value), value.producer()
-                if wide is None or maker is None or maker.meta.get(OPERATION, maker) != operation:
+                wide, maker = before_rounding.get(value, value), value.producer()
+                passed = maker is not None and maker.meta.get(OPERATION, maker) == operation
+                is_number = ir.convenience.get_const_tensor(wide) is not None
+                if not passed or (is_number and operation in remainders):
                     wide = value
                 if wide.dtype is not ir.DataType.FLOAT and not any_type:
                     up = cast(wide, ir.DataType.FLOAT, f"{node.name}.{index}", node)

@@ -77,13 +77,13 @@ def between(self: Any, min: Any = None, max: Any = None) -> Any:
 
 def with_sign_of(self: Any, other: Any) -> Any:
     """``copysign`` of a tensor and a number, whose scalar torch.onnx does not translate."""
-    return torch.copysign(self, torch.full((), other, dtype=self.dtype))
+    dtype = self.dtype if self.is_floating_point() else torch.get_default_dtype()
+    return torch.copysign(self, torch.full((), other, dtype=dtype))
 
 
 def stacked(tensors: Sequence[Any], dim: int = 0) -> Any:
     """``stack`` of several types: ``Concat`` takes one."""
-    kinds = {tensor.dtype for tensor in tensors}
-    if len(kinds) == 1:
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    if all(tensor.dtype is dtype for tensor in tensors):
         return NotImplemented
-    dtype = functools.reduce(torch.promote_types, kinds)
     return torch.stack([tensor.to(dtype) for tensor in tensors], dim)

@@ -30,7 +30,9 @@ def stepped(*bounds: Any, **options: Any) -> Any:
     )
     numbers = first, last, by = given["start"], given["end"], given["step"]
     kept, of_sizes = given.get("dtype") or torch.get_default_dtype(), any(isinstance(n, torch.Tensor) for n in numbers)
-    is_constant = tracing_state() is not None and not of_sizes
+    is_constant = of_sizes is (
+        tracing_state() is None
+    )  # in a trace, sizes are tensors; elsewhere, tensors are not sizes
     by_fractions = _is_rounded(by) or any(map(_is_fraction, numbers))
     if is_constant or not by_fractions or not kept.is_floating_point or "out" in given:
         return torch.arange(*bounds, **options)

@@ -46,13 +46,15 @@ def rounded_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rounded_with_its_number(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, of which PyTorch's kernel takes a number of Python in half precision, too."""
+    """A function of a tensor and a number of which PyTorch's kernel rounds both to half precision, and then its
+    result.
+    """
 
-    def computed(self: Any, other: Any) -> Any:
-        is_half = getattr(self, "dtype", None) in (torch.float16, torch.bfloat16)
+    def computed(input: Any, other: Any, **options: Any) -> Any:
+        is_half = getattr(input, "dtype", None) in (torch.float16, torch.bfloat16)
         if is_half and type(other) is float:
-            other = torch.full((), other, dtype=self.dtype)
-        return rounded_once(function)(self, other)
+            other = torch.full((), other, dtype=input.dtype)
+        return rounded_once(function)(input, other) if not options else function(input, other, **options)
 
     return computed
 
@@ -257,14 +259,16 @@ def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     return torch.floor_divide(self if rounding_mode == "floor" else self - torch.fmod(self, other), other)
 
 
-def truncated(self: Any) -> Any:
+def truncated(input: Any, **options: Any) -> Any:
     """``trunc``, also of infinities and of what no integer holds, through which the TorchScript exporter goes."""
-    return torch.where(self < 0, self.ceil(), self.floor()) if self.is_floating_point() else self
+    if options or not input.is_floating_point():
+        return torch.trunc(input, **options)
+    return torch.where(input < 0, input.ceil(), input.floor())
 
 
-def fraction(self: Any) -> Any:
+def fraction(input: Any, **options: Any) -> Any:
     """``frac``, which the TorchScript exporter does not translate."""
-    return self - truncated(self)
+    return torch.frac(input, **options) if options else input - truncated(input)
 
 
 def floored_quotient(self: Any, other: Any) -> Any:

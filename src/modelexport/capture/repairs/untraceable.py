@@ -229,10 +229,10 @@ def quotient(input: Any, other: Any, **options: Any) -> Any:
     return torch.div(input, other, **options)
 
 
-def remainder(input: Any, other: Any) -> Any:
+def remainder(input: Any, other: Any, **options: Any) -> Any:
     """``torch.remainder``, for which the quotient is rounded."""
-    rest = special_functions.remainder(input, other)
-    return torch.remainder(input, other) if rest is NotImplemented else rest
+    rest = NotImplemented if options else special_functions.remainder(input, other)
+    return torch.remainder(input, other, **options) if rest is NotImplemented else rest
 
 
 def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
@@ -313,7 +313,7 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), rounded_with_its_number(remainder)),
     **dict.fromkeys((torch.fmod, torch.Tensor.fmod), rounded_with_its_number(torch.fmod)),
     **dict.fromkeys((torch.trunc, torch.Tensor.trunc, torch.fix, torch.Tensor.fix), special_functions.truncated),
-    **dict.fromkeys((torch.frac, torch.Tensor.frac), rounded_once(special_functions.fraction)),
+    **dict.fromkeys((torch.frac, torch.Tensor.frac), special_functions.fraction),
     **dict.fromkeys(
         (torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), rounded_once(special_functions.angle)
     ),

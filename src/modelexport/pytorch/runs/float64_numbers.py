@@ -69,11 +69,13 @@ ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
 """Operators without a kernel for float64, to the same in other operators."""
 
 
-def number_of(func: Any, number: float, own: torch.dtype) -> float | None:
-    """A number of Python as an operator has it whose result jumps; ``None`` for others, which have it in float32.
+def number_of_kernel(func: Any, number: float, half: torch.dtype | None) -> float | None:
+    """A number of Python as PyTorch's kernel has it, where a rounding of it changes the result by a whole step: the
+    kernel of ``arange`` counts in float64, and that of a remainder in bfloat16 has 0.3008 for 0.3. ``None`` for others.
 
-    ``arange`` counts in float64, and in bfloat16 ``x % 0.3`` is the rest of 0.3008.
+    Args:
+        half: The type of the tensors beside it, if they stay in half precision.
     """
-    if func in (torch.ops.aten.remainder.Scalar, torch.ops.aten.fmod.Scalar):
-        return float(torch.tensor(number, dtype=own).item())
+    if half is not None and func in (torch.ops.aten.remainder.Scalar, torch.ops.aten.fmod.Scalar):
+        return float(torch.tensor(number, dtype=half).item())
     return number if getattr(func, "overloadpacket", None) is torch.ops.aten.arange else None

@@ -46,7 +46,7 @@ from modelexport.pytorch.runs.float64_numbers import (
     exact,
     half_type,
     limits_of,
-    number_of,
+    number_of_kernel,
 )
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.traces.fingerprints import fingerprint_of
@@ -353,7 +353,7 @@ class _Operations(OperationMode):
         written = {p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write}
 
         def widened(name: str, value: Any) -> Any:
-            if isinstance(value, float) and (number := number_of(func, value, self._recording.own)) is not None:
+            if isinstance(value, float) and (number := number_of_kernel(func, value, half_type(args))) is not None:
                 return number
             return value if name in written else tree_map(self._wide_argument, value)
 
