@@ -245,6 +245,7 @@ SELECTED: dict[str, Callable[..., torch.Tensor]] = {
     "two inputs": lambda t, i: t[i, i],
     "behind other axes": lambda t, i: t.expand(3, 10, 4)[..., i, None, i.int()],
     "apart": lambda t, i: t.expand(2, 10, 4)[i % 2, :, i],
+    "beside a condition": lambda t, i: t[True, i, i],
 }
 
 
@@ -267,6 +268,20 @@ def test_negative_integers_are_shifted_down_also_if_the_example_has_none(
     inputs = torch.tensor([[1, 40, 100], [0, 1, 3]], dtype=dtype)
     export(model, (*inputs,), tmp_path / "m.onnx", frontend=frontend)
     assert wrong(tmp_path / "m.onnx", model, (-inputs[0] - 2, inputs[1])) == ""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_integers_that_are_shifted_by_all_their_bits_are_0_or_minus_1(
+    dtype: torch.dtype, frontend: Any, tmp_path: Path
+) -> None:
+    bits = torch.iinfo(dtype).bits
+    model = Computes(lambda t, x, by: (x >> by, x >> bits - 1, -3 >> by, x.clone().bitwise_right_shift_(by))).eval()
+    inputs = torch.tensor([[-3, 40, 100], [bits - 1, bits - 1, bits]], dtype=dtype)
+    export(model, (*inputs,), tmp_path / "m.onnx", frontend=frontend)
+    assert wrong(tmp_path / "m.onnx", model, (*inputs,)) == ""
+    assert wrong(tmp_path / "m.onnx", model, (inputs[0].flip(0), inputs[1] - 1)) == ""
 
 
 @pytest.mark.sweep

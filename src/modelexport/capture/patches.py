@@ -171,7 +171,8 @@ TABLE: Mapping[str, Patch] = {
         "torch.onnx._internal.torchscript_exporter.utils:_run_symbolic_function",
         "graph block node inputs env values_in_env new_nodes ...",
         "the nodes of one operation round half precision once; writes that add do so",
-        "files that round half precision more often, and sums of what is written twice that lack all but one"),
+        "sums of what is written twice would lack all but one, and half precision would be rounded more often",
+        required=True),
     "log": Patch("torchscript", "torch._C:_jit_onnx_log", None, "a failure prints no graph", "failures are long"),
     # `modelexport internals`
     "log state": Patch("internals", "torch._C:_jit_is_onnx_log_enabled", None, "as it was", "no stages of torchscript"),

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
-from modelexport.capture.repairs import attention, special_functions
+from modelexport.capture.repairs import attention, integers, special_functions
 from modelexport.capture.repairs.decompositions import drawn_below, embedding_bag
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 from modelexport.capture.repairs.sized_tensors import SIZED
@@ -216,8 +216,9 @@ def floored_quotient(input: Any, other: Any) -> Any:
 
 
 def shifted_right(input: Any, other: Any) -> Any:
-    """``torch.bitwise_right_shift``, which is floored; the exporter's is truncated."""
-    return torch.div(input, 2**other, rounding_mode="floor")
+    """``torch.bitwise_right_shift``, which is floored; the exporter's is truncated, and so are its quotients."""
+    with Rewritten({torch.Tensor.__floordiv__: functools.partial(torch.div, rounding_mode="floor")}):
+        return integers.shifted_right(input, other)
 
 
 def quotient(input: Any, other: Any, **options: Any) -> Any:
@@ -297,7 +298,7 @@ def _axes(part: Any) -> int:
     """How many axes a part of an index takes."""
     if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8):
         return part.dim()
-    return 0 if part is None or part is ... else 1
+    return 0 if part is None or part is ... or isinstance(part, bool) else 1
 
 
 TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
@@ -309,6 +310,10 @@ TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys(
         (torch.bitwise_right_shift, torch.Tensor.bitwise_right_shift, torch.Tensor.__rshift__), shifted_right
     ),
+    **dict.fromkeys(
+        (torch.Tensor.bitwise_right_shift_, torch.Tensor.__irshift__), lambda x, by: x.copy_(shifted_right(x, by))
+    ),
+    torch.Tensor.__rrshift__: lambda x, number: shifted_right(number, x),
     **dict.fromkeys((torch.div, torch.Tensor.div, torch.divide, torch.Tensor.divide), quotient),
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), rounded_with_its_number(remainder)),
     **dict.fromkeys((torch.fmod, torch.Tensor.fmod), rounded_with_its_number(torch.fmod)),
