@@ -24,7 +24,7 @@ from modelexport.lineage.matching.by_name import match_by_derived_name, match_by
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
 from modelexport.lineage.matching.by_removed_neighbors import match_by_activation, match_by_folding, match_by_removal
-from modelexport.lineage.matching.matching_state import Matching
+from modelexport.lineage.matching.matching_state import SKIPPED_WHEN_MATCHING, Matching
 from modelexport.lineage.matching.original_names import OriginalNames
 from modelexport.lineage.owners_by_matching import WALKS, Matcher, Walk, trace_owners
 
@@ -160,6 +160,11 @@ def test_owners_are_found(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_without_the_matcher_they_are_not(name: str) -> None:
     assert traced(CASES[name], without(CASES[name].matcher)) != CASES[name].expected
+
+
+@pytest.mark.parametrize("operator", ["CastLike", "DepthToSpace", "ReverseSequence", "SpaceToDepth"])
+def test_operators_that_tools_do_not_remove_are_not_skipped(operator: str) -> None:
+    assert operator not in SKIPPED_WHEN_MATCHING
 
 
 def test_every_matcher_has_a_case() -> None:

@@ -248,6 +248,20 @@ def test_a_kind_that_would_take_models_of_others_is_a_warning_and_left_out(
         assert made not in package_kinds.package_kinds.__wrapped__()
 
 
+def test_a_kind_may_set_its_name_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made(package_kinds.PackageKind):
+        def __init__(self) -> None:
+            self.name, self.needs = "ranker", "a ranker"
+
+        def accepts(self, model: object) -> bool:
+            return False
+
+    kind = Made()
+    monkeypatch.setattr(package_kinds, "kinds_of_tools", lambda: ("ranker:KIND",))
+    monkeypatch.setattr(package_kinds, "imported", lambda place: kind)
+    assert kind in package_kinds.package_kinds.__wrapped__()
+
+
 def test_a_fault_in_a_command_of_another_package_names_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +273,18 @@ def test_a_fault_in_a_command_of_another_package_names_its_line(
     done = run("weigh")
     assert done.stderr.startswith("modelexport: internal error of faulty:2: KeyError: 'kilograms'; report it to its au")
     assert done.returncode == 70
+
+
+def test_a_fault_of_ours_that_a_command_of_another_package_meets_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calling = "from modelexport.core import text\ndef weigh():\n    return text.{}\n"
+    (tmp_path / "calling.py").write_text(calling.format("first_few([1], 'two')"))
+    monkeypatch.syspath_prepend(tmp_path)
+    command = tools.Command("look", "calling:weigh", "weigh a file")
+    monkeypatch.setattr(tools, "installed_tools", lambda: (*tools.TOOLS, tools.Tool("calling", {"weigh": command})))
+    monkeypatch.setitem(command_list.COMMANDS, "weigh", command)
+    assert run("weigh").stderr.startswith("modelexport: internal error: TypeError: ")
 
 
 def _install(folder: Path, name: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,15 @@ def test_an_output_has_the_step_of_the_integers_whose_elements_it_has(moved: str
     assert output_steps(model) == {"y": 0.5}
 
 
+def test_an_output_that_is_joined_of_integers_and_others_has_no_step() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 4] x) => (float[] y) <float step = {100}, uint8 zero = {3}> {
+            q = QuantizeLinear (x, step, zero)  d = DequantizeLinear (q, step, zero)  r = Relu (x)
+            y = Concat <axis = 0> (d, r)
+        }""")
+    assert output_steps(model) == {"y": None}
+
+
 @pytest.fixture(params=KINDS)
 def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     onnx.save(FILES[request.param].model, tmp_path / "f.onnx")

@@ -210,8 +210,9 @@ def _lacking_in(kind: object) -> str:
     """Why the kind of another package would take models that it is not for; empty if it would not."""
     if not isinstance(kind, PackageKind):
         return f"it is a {type(kind).__name__}"
-    own = ("name", "needs") if kind.only_named else ("name", "needs", "accepts")
-    lacks = [name for name in own if getattr(type(kind), name) is getattr(PackageKind, name)]
+    lacks = [name for name in ("name", "needs") if getattr(kind, name) == getattr(PackageKind, name)]
+    if not kind.only_named and getattr(kind.accepts, "__func__", None) is PackageKind.accepts:
+        lacks.append("accepts")
     return f"it has no {lacks[0]} of its own" if lacks else ""
 
 

@@ -181,12 +181,18 @@ def with_commands_of_tools(core: Mapping[str, Command]) -> dict[str, Command]:
 
 
 def line_of_another_package(error: BaseException) -> str:
-    """The innermost line of a tool of another package that an exception passed, as ``module:line``; empty if none."""
+    """The innermost line of a tool of another package that an exception passed, as ``module:line``; empty if there is
+    none, or if that line called code of this package, which failed.
+    """
     others = (tool for tool in installed_tools() if tool not in TOOLS)
     places = [place for tool in others for place in (*tool.kinds, *(it.function for it in tool.commands.values()))]
     packages = {place.partition(":")[0].partition(".")[0] for place in places}
     passed = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    return next((f"{name}:{line}" for name, line in reversed(passed) if name.partition(".")[0] in packages), "")
+    ours = __name__.partition(".")[0]
+    for name, line in reversed(passed):
+        if (package := name.partition(".")[0]) in (ours, *packages):
+            return "" if package == ours else f"{name}:{line}"
+    return ""
 
 
 def imported(place: str) -> Any:

@@ -123,10 +123,11 @@ def output_steps(model: ir.Model) -> dict[str, float | None]:
     rounds = any(node.op_type in ("QuantizeLinear", "Round") and not node.domain for node in all_nodes(model))
     if not rounds and not any(plan is not None and plan.quantizes for plan in plans):
         return {}
+    follows = SELECTS_ELEMENTS - {"Concat"}  # whose inputs may have unlike steps, or none
     steps: dict[str, float | None] = {}
     for value in model.graph.outputs:
         node = value.producer()
-        while node is not None and node.op_type in SELECTS_ELEMENTS and node.inputs and node.inputs[0] is not None:
+        while node is not None and node.op_type in follows and node.inputs and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         scale = node.inputs[1] if node is not None and node.op_type == "DequantizeLinear" else None
         tensor = ir.convenience.get_const_tensor(scale) if scale is not None else None

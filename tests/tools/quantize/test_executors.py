@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -101,7 +102,8 @@ def test_a_pool_whose_workers_end_loses_nothing(chain: Path, here: Any) -> None:
 def test_what_is_sent_is_a_path_and_no_model(chain: Path) -> None:
     executor = Backwards()
     modelexport.sensitivity(chain, to="int8-dynamic", data=RUNS, executor=executor)
-    job = executor.sent[0][0]
+    assert len({id(sent[0]) for sent in executor.sent}) == 1 < len(executor.sent)  # pickled once
+    job = pickle.loads(executor.sent[0][0])
     assert (job.path, "bytes" in {type(value).__name__ for value in vars(job).values()}) == (str(chain), False)
 
 

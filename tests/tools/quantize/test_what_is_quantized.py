@@ -214,6 +214,21 @@ def test_a_quantized_weight_is_not_quantized_again_where_it_is_moved(operator: s
     assert operators(tmp_path / "q.onnx") == operators(file)
 
 
+@pytest.mark.parametrize("parts", [["w", "half"], ["half", "w"]])
+def test_a_weight_that_is_joined_of_a_quantized_one_is_not_quantized_again(parts: list[str], tmp_path: Path) -> None:
+    file = adopted(
+        tmp_path,
+        [
+            helper.make_node("DequantizeLinear", ["codes", "step"], ["w"], "/fc/DequantizeLinear"),
+            helper.make_node("Concat", parts, ["joined"], "/fc/Concat", axis=1),
+            helper.make_node("MatMul", ["x", "joined"], ["y"], "/fc/MatMul"),
+        ],
+        {"codes": np.ones((32, 16), np.int8), "step": np.float32(0.1), "half": numbers(32, 16)},
+    )
+    result = modelexport.quantize(file, tmp_path / "q.onnx", to="int8-static", data=[{"x": numbers(1, 4, 32)}])
+    assert result.methods == {}
+
+
 def test_a_constant_with_tags_as_attributes_is_converted_to_half_precision() -> None:
     constant = helper.make_node("Constant", [], ["c"], source_module="/M", value_floats=[1.5, 2.0], hierarchy_tags="[]")
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")

@@ -10,7 +10,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from modelexport.graph.nodes import all_nodes, enclosing_nodes, initializers
-from modelexport.graph.operator_kinds import CASTS, MOVES_ELEMENTS
+from modelexport.graph.operator_kinds import KEEPS_ORDER
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.derived_and_inferred_owners import DerivedOwners
 from modelexport.lineage.matching.original_names import OriginalNames
@@ -24,7 +24,7 @@ CHAIN = 4
 REGION = 200
 """Source nodes to search if one node replaces many (measured: 16)."""
 
-SKIPPED_WHEN_MATCHING = MOVES_ELEMENTS | CASTS
+SKIPPED_WHEN_MATCHING = KEEPS_ORDER | {"Cast", "Transpose"}
 """ONNX operators that compute nothing. Tools remove or move them."""
 
 

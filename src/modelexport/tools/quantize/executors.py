@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -128,24 +127,28 @@ def open_switched(
     return SwitchableSession(tagged, units, methods, ranges=ranges, output=output)
 
 
-_opened: dict[str, tuple[SwitchableSession, RunInputs, Metric]] = {}
+_opened: dict[bytes, tuple[SwitchableSession, RunInputs, Metric]] = {}
 """The session of the last job of this process."""
 
 
-def measure_choices(job: Job, run: int, choices: Sequence[tuple[int, str]]) -> Losses:
-    """Measure choices with the inputs of one run; what a worker executes."""
-    key = sha256(pickle.dumps(job)).hexdigest()
-    if key not in _opened:
+def measure_choices(pickled: bytes, run: int, choices: Sequence[tuple[int, str]]) -> Losses:
+    """Measure choices with the inputs of one run; what a worker executes.
+
+    Args:
+        pickled: A :class:`Job`, pickled once for all calls.
+    """
+    if pickled not in _opened:
         while _opened:
             _opened.popitem()[1][0].__exit__()
+        job: Job = pickle.loads(pickled)
         path = Path(job.path)
         if not path.is_file() or path.stat().st_size != job.size:
             raise UsageError(f"a worker does not see {job.path} as it is here: give a folder that all workers share")
         tagged = prepared(read_tagged(path))
         feeds = given_runs(tagged, job.data, job.processor)
         switched = open_switched(tagged, job.units, _methods(job.methods), job.ranges, job.output, job.device)
-        _opened[key] = switched, feeds, find_metric(job.metric)
-    switched, feeds, metric = _opened[key]
+        _opened[pickled] = switched, feeds, find_metric(job.metric)
+    switched, feeds, metric = _opened[pickled]
     chosen = zip((index for index, _ in choices), _methods([method for _, method in choices]), strict=True)
     return losses_of(switched, feeds[run], chosen, metric)
 
@@ -184,7 +187,7 @@ class Workers:
     """Measures with an executor. The work of a worker that dies is done by others, or in this process."""
 
     def __init__(self, executor: Executor | int, job: Job) -> None:
-        self._jobs, self._job = executor if isinstance(executor, int) else _PARTS, job
+        self._jobs, self._job = executor if isinstance(executor, int) else _PARTS, pickle.dumps(job)
         self._own = isinstance(executor, int)
         self._executor: Any = self._pool() if isinstance(executor, int) else executor
 

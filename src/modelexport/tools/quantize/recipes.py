@@ -180,10 +180,16 @@ def is_quantized(node: ir.Node) -> bool:
 
 
 def _is_dequantized(value: ir.Value | None) -> bool:
-    while value is not None and (producer := value.producer()) is not None and producer.op_type in MOVES_WEIGHTS:
-        value = producer.inputs[0]
-    maker = value.producer() if value is not None else None
-    return maker is not None and maker.op_type == "DequantizeLinear"
+    """Whether a value, or one of those that it is joined of, is a ``DequantizeLinear``'s, moved or not."""
+    behind = [value]
+    for each in behind:
+        producer = each.producer() if each is not None else None
+        if producer is not None and producer.op_type == "DequantizeLinear":
+            return True
+        if producer is not None and producer.op_type in MOVES_WEIGHTS:
+            moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
+            behind += [other for other in moved if other not in behind]
+    return False
 
 
 def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node], among: Collection[ir.Node] = ()) -> bool:

@@ -121,8 +121,8 @@ def cumulative_sum(x: Tensor, axis: int, *, exclusive: int = 0, reverse: int = 0
 def normalize_mean_variance(x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
     """``x`` with mean 0 and variance 1 over axes."""
     dims = tuple(axes)
-    mean = x.mean(dims, keepdim=True)
-    return (x - mean) / ((x.square().mean(dims, keepdim=True) - mean.square()).sqrt() + 1e-9)
+    centered = x - x.mean(dims, keepdim=True)
+    return centered / (centered.square().mean(dims, keepdim=True).sqrt() + 1e-9)
 
 
 def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
