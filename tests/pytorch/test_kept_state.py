@@ -226,3 +226,16 @@ def test_a_model_that_sets_the_default_type_leaves_it_as_it_was_after_an_export(
         assert torch.get_default_dtype() == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_state_from_before_what_an_export_replaces_can_be_restored() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, rope_parameters=rope)
+    model = LlamaRotaryEmbedding(config)
+    state = ModelState(model)
+    with untouched(model, masks=True, state=state):
+        assert "forward" in vars(model)
+    assert "forward" not in vars(model)

@@ -117,14 +117,14 @@ def untouched(
         stack.enter_context(torch.no_grad())
         if not captures:
             stack.enter_context(run_as_python(bodies=bodies))
-        if masks:
-            stack.enter_context(as_exported(model))
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         changed = [] if changed is None else changed
         stack.enter_context((state or ModelState(model)).restored_after(changed))
+        if masks:  # undone first: the state may be one from before these
+            stack.enter_context(as_exported(model))
         guard = Guard(tensors, changed) if runs else None
         if guard is not None and not in_mode:
             stack.enter_context(guard)
