@@ -85,7 +85,7 @@ def export(
     """
     if path is None:
         raise UsageError("there is no path: give export(model, inputs, path), for example with example_inputs(model)")
-    if ".onnx" not in Path(path).name.lower():  # it could be meant as a folder
+    if str(path).endswith("/") or "." not in Path(path).name:  # it could be meant as a folder
         raise UsageError(f"{path} does not end in .onnx: give {Path(path)}.onnx, or a folder to export_package")
     options, stages = (options or Options()).replaced_by(keywords), stages or Stages(progress)
     return export_with(model, inputs, Path(path), options, stages, name=name, remarks=remarks)
@@ -194,12 +194,13 @@ class _Job:
     def _captured(self, frontend: FrontEnd, captured: CaptureInputs) -> Exported | Sequence[FixedAxis]:
         """The capture, or the axes of which it does not take the size of the example."""
         with self.stages("capture"):
+            tree = module_tree(self.model)  # before the capture: it refuses names that calls have
             how = self.options.for_front_end(ones=not captured.fixes_ones)
             exported = self._named(capture(self.model, captured.inputs, frontend, how), captured.inputs)
             if other_sizes := captured.axes_of_other_sizes(exported, unchecked=not self.options.checks.check):
                 return other_sizes
             tags = self.options.tags
-            return expose(exported, tuple(tags.expose), steps.tags_of(module_tree(self.model), exported, tags))
+            return expose(exported, tuple(tags.expose), steps.tags_of(tree, exported, tags))
 
     def _export(
         self,
